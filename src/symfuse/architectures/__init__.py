@@ -1,4 +1,4 @@
-"""Every family that symfuse knows, one short file each: importing the package registers them all."""
+"""Every family that symfuse knows, in short files of near ones: importing the package registers them all."""
 
 from __future__ import annotations
 

@@ -157,6 +157,13 @@ def rotary_axes(head: int, turned: int, per: tuple[str, ...], group: Group = ROT
     return axes | ({"p": Axis(head - 2 * planes, Invertible(), per)} if head > 2 * planes else {})
 
 
+def turned(axes: Mapping[str, Axis], size: int | None = None) -> dict[str, Axis]:
+    """The axes of blocks whose queries and keys positions turn, in so many dimensions of a head, by default in all."""
+    qk = axes["qk"]
+    rest = {name: axis for name, axis in axes.items() if name != "qk"}
+    return rest | rotary_axes(qk.size, qk.size if size is None else size, qk.per)
+
+
 def key_shift(key: str, axis: str = "qk") -> Shift:
     """A key bias is free: it adds the same number to every score of a query, which the softmax ignores."""
     return Shift(key + ".bias", f"{axis}*")

@@ -15,7 +15,7 @@ from symfuse.architectures.blocks import (
     placed,
     projections,
     renamed,
-    rotary_axes,
+    turned,
     value_shift,
 )
 from symfuse.architectures.vit import BIASES, LAYER, OUTPUT, TENSORS, image_axes
@@ -100,12 +100,11 @@ def dinov3_vit(c: Config) -> Family:
     act, bias, gated = c.get("hidden_act", "gelu"), c.get("mlp_bias", True), c.get("use_gated_mlp", False)
     layers, hidden, heads, ffn = (c.size(key, usual) for key, usual in SIZES.items())
     axes = block_axes(layers, hidden, heads, ffn, act)
-    head = axes.pop("qk").size
     axes |= {"ffn": replace(axes["ffn"], group=SignedMonomial())} if gated else {}
     axes |= image_axes(c, 0) | {"registers": Axis(c.get("num_register_tokens", 0))}
     first = BLOCK + ("mlp.gate_proj" if gated else "mlp.up_proj")
     return Family(
-        axes=axes | rotary_axes(head, head, ("l", "h")),
+        axes=turned(axes),
         prefix="dinov3_vit.",
         tensors={
             "embeddings.cls_token": "1 1 residual",

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from symfuse.architectures import bert, roberta
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import neurons, norm, placed, rotary_axes, value_shift
+from symfuse.architectures.blocks import neurons, norm, placed, turned, value_shift
 from symfuse.errors import SpecError
-from symfuse.spec import Axis
 
 POSITIONS = "embeddings.position_embeddings.weight"
 EMBEDDING_NORM = "embeddings.layer_norm"
@@ -46,13 +45,11 @@ def esm(c: Config) -> Family:
 
 def _turned(family: Family) -> Family:
     """Files may have learned positions, which nothing reads."""
-    head = family.axes["qk"].size
     maps = placed(bert.NAMES.tensors(), {"qk*": "c* f", "qk": "c f"})
     tensors = {name: text for name, text in {**family.tensors, **maps}.items() if name != POSITIONS}
-    axes: dict[str, Axis] = {name: axis for name, axis in family.axes.items() if name != "qk"}
     return replace(
         family,
-        axes=axes | rotary_axes(head, head, ("l", "h")),
+        axes=turned(family.axes),
         tensors=tensors | {SPEEDS: "f"},
         legacy={**family.legacy, **OLD_SPEEDS},
         optional={**family.optional, "learned positions": {POSITIONS: "positions residual"}},

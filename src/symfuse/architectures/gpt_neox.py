@@ -12,7 +12,7 @@ from symfuse.architectures.blocks import (
     feed_forward,
     linear,
     norm,
-    rotary_axes,
+    turned,
     value_shift,
 )
 from symfuse.spec import Axis, Shift
@@ -28,9 +28,8 @@ def gpt_neox(c: Config) -> Family:
     c.get("use_parallel_residual", True)  # decides the function, and nothing here
     act, bias = c.get("hidden_act", "gelu"), c.get("attention_bias", True)
     axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
-    head = axes.pop("qk").size
-    turned = int(head * c.rotary_share(0.25, before="rotary_pct"))
-    axes |= rotary_axes(head, turned, ("l", "h")) | {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
+    axes = turned(axes, int(axes["qk"].size * c.rotary_share(0.25, before="rotary_pct")))
+    axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     fused = "(h (c f + p + c* f + p* + v))" if "p" in axes else "(h (c f + c* f + v))"
     return Family(
         axes=axes,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, feed_forward, linear, norm, rotary_axes
+from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, feed_forward, linear, norm, turned
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -51,8 +51,7 @@ def codegen(c: Config) -> Family:
 
 def _family(c: Config) -> Family:
     ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", "gelu_new")
-    axes = block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act)
-    axes |= rotary_axes(axes.pop("qk").size, c.size("rotary_dim", 64), ("l", "h"))
+    axes = turned(block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act), c.size("rotary_dim", 64))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     query, key = ("(h (f c + p))", "(h (f c* + p*))") if "p" in axes else ("(h f c)", "(h f c*)")
     language = linear("lm_head", "vocab")

@@ -111,7 +111,7 @@ def _family(c: Config, mixer: Mixer) -> Family:
         heads={"causal LM": HEADS["causal LM"]},
         tied={"lm_head.weight": "embeddings.weight"} if c.tied else {},
         outputs=OUTPUTS,
-        reads={NORM: (mixer.reader,), "norm_f.weight": ("last_hidden_state", "lm_head.weight")},
+        reads={NORM: mixer.readers, "norm_f.weight": ("last_hidden_state", "lm_head.weight")},
         norm="rms",
     )
 

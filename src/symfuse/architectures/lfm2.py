@@ -9,6 +9,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import with_names
 from symfuse.architectures.experts import EXPERTS, expert_axes, mixture
+from symfuse.architectures.state_space import Mixer, with_mixer
 from symfuse.groups import Sign, SignedMonomial
 from symfuse.spec import Axis
 
@@ -52,13 +53,11 @@ def _convolutions(c: Config) -> dict[str, str]:
 
 
 def _mixed(c: Config, family: Family) -> Family:
-    layers, convolved = range(c.num_hidden_layers), _convolutions(c)
+    layers = range(c.num_hidden_layers)
     some = c.entries("full_attn_idxs", int, layers)
     full = decoder.full_layers(c, ["full_attention" if layer in some else "conv" for layer in layers])
-    before = (*decoder.READS[decoder.BEFORE_ATTENTION], AT + "in_proj.weight")
-    reads = {decoder.BEFORE_ATTENTION: before, "embedding_norm.weight": decoder.READS["norm.weight"]}
-    family = decoder.only_in(family.plus(tensors=convolved, reads=reads), decoder.ATTENTION, full)
-    return with_names(decoder.only_in(family, AT, set(layers) - set(full)), NAMES)
+    family = with_mixer(family, Mixer(AT, {}, _convolutions(c)), full)
+    return with_names(family.plus(reads={"embedding_norm.weight": decoder.READS["norm.weight"]}), NAMES)
 
 
 @architecture("lfm2", spelt=FIELDS)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from symfuse.architectures import bert, decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import OUTPUTS, absent, block_axes, linear, neurons, norm, rotary_axes, value_shift
+from symfuse.architectures.blocks import OUTPUTS, absent, block_axes, linear, neurons, norm, turned, value_shift
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis, Shift
 
@@ -68,8 +68,7 @@ def _family(c: Config, attention: Mapping[str, str], heads: Mapping[str, Head], 
     between, act = c.get("mlp_bias", False), c.get("hidden_activation", "gelu")
     neurons(c.get("classifier_activation", "gelu"))  # whether the units of the head may be reordered
     axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
-    head = axes.pop("qk").size
-    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
+    axes = turned(axes | decoder.gated(c, act))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels), "lm": Axis(c.hidden_size, Permutation())}
     norms = ("embeddings.norm", LAYER + "attn_norm", LAYER + "mlp_norm", "final_norm")
     gains = {n: layout for at in norms for n, layout in norm(at, bias=c.get("norm_bias", False)).items()}
@@ -103,8 +102,7 @@ def nomic_bert(c: Config) -> Family:
     axes = block_axes(
         c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act, c.get("head_dim")
     )
-    head = axes.pop("qk").size
-    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
+    axes = turned(axes | decoder.gated(c, act))
     axes |= {
         "vocab": Axis(c.vocab_size),
         "types": Axis(c.get("type_vocab_size", 2)),

@@ -14,7 +14,7 @@ from symfuse.architectures.blocks import (
     linear,
     norm,
     norms,
-    rotary_axes,
+    turned,
     value_shift,
     with_names,
 )
@@ -62,8 +62,7 @@ def persimmon(c: Config) -> Family:
     axes = block_axes(
         c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, c.get("hidden_act", "relu2")
     )
-    head = axes.pop("qk").size
-    axes |= rotary_axes(head, int(head * c.rotary_share(0.5)), ("l", "h"))
+    axes = turned(axes, int(axes["qk"].size * c.rotary_share(0.5)))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)} | decoder.ungated(c, c.get("hidden_act", "relu2"))
     query, key = ("(c f + p)", "(c* f + p*)") if "p" in axes else ("c f", "c* f")
     shifts: tuple[Shift, ...] = (value_shift(QKV, DENSE),)

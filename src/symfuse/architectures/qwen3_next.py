@@ -12,6 +12,7 @@ from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import placed
 from symfuse.architectures.experts import EXPERTS, expert_axes, mixture, shared_block
 from symfuse.architectures.qwen_moe import GATE, unrouted_layers
+from symfuse.architectures.state_space import Mixer, with_mixer
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation, Sign, SignedMonomial
 from symfuse.spec import Axis
@@ -74,12 +75,7 @@ def _mixed(c: Config, family: Family, projections: Mapping[str, str]) -> Family:
     linear = {**projections, **taps, **REST}
     every = c.size("full_attention_interval", 4)
     usual = [("linear" if (at + 1) % every else "full") + "_attention" for at in range(c.num_hidden_layers)]
-    full = set(decoder.full_layers(c, usual))
-    before = (*decoder.READS[decoder.BEFORE_ATTENTION], *projections)
-    family = family.plus(axes=_linear_axes(c), tensors=linear, reads={decoder.BEFORE_ATTENTION: before})
-    family = decoder.only_in(
-        decoder.only_in(family, decoder.ATTENTION, full), AT, set(range(c.num_hidden_layers)) - full
-    )
+    family = with_mixer(family, Mixer(AT, _linear_axes(c), linear), decoder.full_layers(c, usual))
     return replace(family, predictors=decoder.PREDICTORS)
 
 

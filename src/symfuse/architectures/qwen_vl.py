@@ -16,8 +16,7 @@ from symfuse.architectures.blocks import (
     neurons,
     norm,
     placed,
-    rotary_axes,
-    size_of_head,
+    turned,
 )
 from symfuse.architectures.multimodal import joined
 from symfuse.groups import Orthogonal, Signed, SignedMonomial
@@ -39,15 +38,15 @@ AT = ("language_model.", "visual.")
 
 def _encoder(c: Config, hidden: int, ffn: int, act: str) -> Family:
     """With LayerNorms, and without feed-forwards and merger."""
-    head, patch = size_of_head(hidden, c.num_heads), c.pair("patch_size", 14)
+    patch = c.pair("patch_size", 14)
     axes = block_axes(c.depth, hidden, c.num_heads, ffn, c.get("hidden_act", act))
     images = {
         "channels": c.size("in_channels", 3), "time": c.pair("temporal_patch_size", 2)[0], "height": patch[0],
         "width": patch[1], "patches": c.size("spatial_merge_size", 2) ** 2,
     }  # fmt: skip
-    axes |= {name: Axis(size) for name, size in images.items()} | rotary_axes(head, head, ("l", "h"))
+    axes |= {name: Axis(size) for name, size in images.items()}
     return Family(
-        axes={name: axis for name, axis in axes.items() if name != "qk"},
+        axes=turned(axes),
         tensors=ENCODER | norm(LAYER + "norm1") | norm(LAYER + "norm2"),
         outputs={"last_hidden_state": "residual", "pooler_output": "projection"},
         shifts=SHIFTS,

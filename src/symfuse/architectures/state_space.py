@@ -31,9 +31,9 @@ class Mixer:
     tensors: Mapping[str, str]
 
     @property
-    def reader(self) -> str:
-        """The weight that reads the stream."""
-        return self.at + "in_proj.weight"
+    def readers(self) -> tuple[str, ...]:
+        """The weights that read the stream."""
+        return tuple(name for name, layout in self.tensors.items() if layout.endswith(" residual*"))
 
 
 def biased(c: Config, maps: str, convolution: str, output: str = "") -> set[str]:
@@ -138,7 +138,7 @@ def with_mixer(
 ) -> Family:
     """A decoder that has such mixers behind the norms before its attention. attending: the layers with attention, by
     default all of them, which have both; scanning: those with mixers, by default the others."""
-    reads = {decoder.BEFORE_ATTENTION: (*family.reads[decoder.BEFORE_ATTENTION], mixer.reader)}
+    reads = {decoder.BEFORE_ATTENTION: (*family.reads[decoder.BEFORE_ATTENTION], *mixer.readers)}
     family = family.plus(axes=mixer.axes, tensors=mixer.tensors, reads=reads)
     if attending is None:
         return family
