@@ -110,7 +110,8 @@ def verify(
     pair = models if runner else alike(*models, None if like is None else opened(like), names)
     result = verify_checkpoints(*pair, alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance)
     read = [(new.name, new.notes[len(old.notes) :]) for old, new in zip(models, pair, strict=True)]
-    return replace(result, notes=tuple(f"{name}: {note}" for name, notes in read for note in notes))
+    said = tuple(f"{name}: {note}" for name, notes in read for note in notes)
+    return replace(result, notes=said + result.notes)
 
 
 @checked

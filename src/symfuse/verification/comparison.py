@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
@@ -43,7 +45,7 @@ class Verification:
     how many rows were read, of how many; of "positions" how many were run; tensors that were not read count 0.
     tensors: how those with the same name differ by more than rounding, or which model lacks one, in the order of the
     original. lacking: whether the models were not run, as one of them lacks tensors that its class needs. notes: how
-    the names of a model were read."""
+    the names of a model were read, and which weights were rounded."""
 
     errors: Mapping[str, float]
     tolerance: float
@@ -57,8 +59,9 @@ class Verification:
 
     @property
     def worst_output(self) -> str:
-        """The output that differs most; one with NaN before all others."""
-        return max(self.errors, key=lambda name: math.inf if math.isnan(self.errors[name]) else self.errors[name])
+        """The output that differs most, one with NaN before all others; empty if the models were not run."""
+        sizes = {name: math.inf if math.isnan(error) else error for name, error in self.errors.items()}
+        return max(sizes, key=sizes.__getitem__, default="")
 
     @property
     def worst(self) -> float:
@@ -146,8 +149,9 @@ def verify(
     """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones, of which some have
     padding, and some are as long as is affordable: `symfuse.verification.coverage.long_inputs`).
 
-    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ while
-    others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
+    Where dtypes differ, the wider weights are rounded first. Configs are compared as for a merge, and the tensors that
+    both have row by row: rows of a table that differ while others do not are among the inputs, and make the models
+    differ if no input reads them. dtype: in which both are run.
     alignment: the one that produced `after`, if its outputs are in transformed spaces. runner: runs a checkpoint, for
     models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
     that is computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second
@@ -157,6 +161,9 @@ def verify(
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
     if runner is None and (lacking := missing(before, after)):
         return Verification({}, 0.0, "not run", tensors=lacking, lacking=True)
+    notes: list[str] = []
+    if runner is None and alignment is None:
+        before, after = _rounded(before, after, notes), _rounded(after, before, notes)
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
@@ -168,7 +175,30 @@ def verify(
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     unread = bench.unread(edits, tolerance)
     tensors = {} if compared is None else described(*_declared(before, after, alignment), compared)
-    return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage(), tensors)
+    return Verification(
+        errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage(), tensors, notes=tuple(notes)
+    )
+
+
+def _rounded(one: Checkpoint, other: Checkpoint, notes: list[str]) -> Checkpoint:
+    """The first model with its tensors rounded to the dtypes of those of the same name in the other one, where these
+    are coarser: a conversion of dtypes alone then changes nothing. notes: are added to."""
+
+    def eps(model: Checkpoint, name: str) -> float:
+        dtype = model.info(name).dtype
+        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+    coarser = [name for name in one if name in other and 0 < eps(one, name) < eps(other, name)]
+    if not coarser:
+        return one
+    dtypes = some(sorted({str(other.info(name).dtype).removeprefix("torch.") for name in coarser}))
+    notes.append(f"{one.name}: {len(coarser)} tensors are rounded to {dtypes}, as in {other.name}")
+    narrow = {dtype: one.to(dtype) for dtype in {other.info(name).dtype for name in coarser}}
+    rules: dict[str, str | Rule] = {name: name for name in one}
+    for name in coarser:
+        cast = narrow[other.info(name).dtype]
+        rules[name] = Rule(cast.info(name), partial(cast.read, name), part=partial(cast.part, name))
+    return one.replace(tensors=Rewritten(one, rules))
 
 
 def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
