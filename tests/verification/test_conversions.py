@@ -92,11 +92,14 @@ def test_torchs_encoder_is_a_bert(prefix: str) -> None:
     assert {f"body.{name}" for name in body.state_dict()} == layers.keys()
     own = {name: model[name] for name in model if ".layer." not in name}
     own["tokens.weight"] = own.pop("bert.embeddings.word_embeddings.weight")
+    own |= {f"norm.{end}": own.pop(f"bert.embeddings.LayerNorm.{end}") for end in ("weight", "bias")}
+    own |= {f"out.{end}": own.pop(f"cls.predictions.transform.dense.{end}") for end in ("weight", "bias")}
     result = symfuse.verify(bare({prefix + name: tensor for name, tensor in (layers | own).items()}), model)
     assert result.worst == 0
     assert any("those of torch.nn.TransformerEncoder" in note for note in result.notes)
-    shape = "read by their shapes alone: {}tokens.weight as bert.embeddings.word_embeddings.weight"
-    assert result.notes[-1] == f"file: {shape.format(prefix)}"
+    (said,) = (note for note in result.notes if "read by their shapes alone" in note)
+    for pair in ("norm.bias as bert.embeddings.LayerNorm.bias", "out.bias as cls.predictions.transform.dense.bias"):
+        assert f"{prefix}{pair}" in said
 
 
 def test_torchvisions_resnet_is_that_of_transformers() -> None:
