@@ -44,29 +44,30 @@ def match(
     progress: Progress | None = None, watch: Watch | None = None, kind: str | None = None,
     residual: str | None = None, without: Collection[int] | None = None, build: Build | None = None,
 ) -> Alignment:  # fmt: skip
-    """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations; and
-    with `learn` learned from there, by descending a loss between the two.
+    """The alignment that moves `source` towards the anchor `to`. It is matched from the weights, or from activations if
+    `data` are given. With `learn` it is then trained on a loss between the two models.
 
     axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025, Theorem
     4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or "all";
-    "auto": attention and ffn of models in one basis (a fine-tune), else all. layers: which, as "0-4" or "last:3".
-    scaling: also rescale (Eq. 11–12), by default only from the weights. groups: by axis the name of the group to
-    match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be a subgroup of what is declared,
-    and its axis is matched also if `axes` does not name it. variants: inexact ones, by which the moved model computes
-    something else: "heads-ignored", "separate-qk", "separate-residual", "transport": optimal transport, units
-    averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. frame: the rewrites before
-    (`symfuse.rewrite`), by default those that the axes need. data: a task, or batches of module inputs
-    (both: Verma & Elbayad 2024). learn: a task whose loss is descended (Theus et al. 2025), or a `symfuse.Learning`,
-    which says how; each axis then in the largest group that may act on it, and from the start that the other options
-    describe. device: where all of it is computed, such as "cuda" (docs/gpu.md); a Learning has its own for what it
-    learns.
+    "auto": attention and ffn of models in one basis (a fine-tune), else all. layers: those that are matched, such as
+    "0-4" or "last:3". scaling: also rescale (Eq. 11–12), by default only from the weights. groups: by axis the name of
+    the group to match with, {"qk": "orthogonal", "residual": "permutation"}, or "none". It must be a subgroup of what
+    is declared, and its axis is matched even if `axes` does not name it. variants: inexact matchings, after which the
+    model computes something else: "heads-ignored", "separate-qk", "separate-residual", or "transport" (optimal
+    transport, which averages units; docs/matching.md; of single axes groups={"ffn": "sinkhorn"}). frame: the rewrites
+    that both models get first (`symfuse.rewrite`), by default those that the axes need. data: a task, or batches of
+    module inputs (both: Verma & Elbayad 2024). learn: a task on whose loss the alignment is trained (Theus et al.
+    2025), or a `symfuse.Learning` with further settings. Training starts from what the other options match, and each
+    axis gets the largest group that may act on it. device: where all of it is computed, such as "cuda" (docs/gpu.md);
+    a Learning has its own device for training.
 
-    From the weights: one_pass, the rotation, then the scale, once; biases, whether key and value biases are translated
-    (by default they are); starts and seed, of the descent over axes that meet (2 and 0); threads, memory (bytes) and
-    executor, which change no bit; progress, called with each axis that is done and how many there are; watch, called
-    with the start and the squared distance of each sweep. From activations: kind, how units are compared ("pearson");
-    residual, one map of the whole stream ("all") or another policy; without, ids of tokens that do not count; build,
-    which makes the module of models that `transformers` does not have. OptionError for an option of the other way.
+    Options of matching from the weights. one_pass: rotate, then scale, once. biases: translate key and value biases
+    (the default). starts, seed: of the descent over axes that share tensors (2 and 0). threads, memory (bytes),
+    executor: resources, on which no bit of the result depends. progress: called with each axis that is done and their
+    number. watch: called with the start and the squared distance of each sweep.
+    Options of matching from activations. kind: how units are compared ("pearson"). residual: one map of the whole
+    stream ("all"), or another policy. without: ids of tokens that are left out. build: makes the module of models that
+    `transformers` does not have. OptionError for an option of the other way.
 
     Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
     anchor to merge with is `alignment.in_frame(to)`.

@@ -92,11 +92,12 @@ def barrier(
 ) -> Barrier:
     """The loss along the straight path from `to` (λ = 0) to `source` (λ = 1): as they are, and under each alignment.
 
-    loss: a Task (`symfuse.task`), or any callable from a live module to one number. alignments: named; each moves the
-    source, or is a pair of models in a parametrisation of its own, whose plain baseline is another such pair:
-    `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. names: of both models.
-    points: evenly spaced, ends included. refine: how often the intervals beside the highest points are halved. build:
-    makes the module of models that `transformers` does not have. dtype, device: in which and where it is run. renew:
+    loss: a Task (`symfuse.task`), or any callable from a live module to one number. alignments: by the name of a curve,
+    an alignment of the source, or a pair of models, such as two in another parametrisation. baselines: by the name of
+    a curve, those that it is compared with: `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation":
+    ("folded", "none")}`. names: of both models. points: their number, evenly spaced, ends included. refine: how often
+    the intervals beside the highest points are halved. build: makes the module of models that `transformers` does not
+    have. dtype, device: in which and where it is run. renew:
     a task, or batches, from which running statistics of batch normalisation are recomputed. progress: called with the
     curve, the point that is done, and how many there are at most. The result has `.curves[name].barrier`.
     """

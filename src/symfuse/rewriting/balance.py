@@ -20,14 +20,15 @@ PLAIN = Variance.PLAIN
 
 
 def balance(model: Model) -> Model:
-    """Each pair of a head, Q [n, k] (primal) and K [n, m] (dual), as Q ← Σ^½ Uᵀ and K ← Σ^½ Vᵀ, where the circuit QᵀK =
-    U Σ Vᵀ: the same circuit, QQᵀ = KKᵀ = Σ. Models that differ only in this basis become equal, if the singular values
-    differ.
+    """Replace each pair of a head, Q [n, k] (primal) and K [n, m] (dual), by Σ^½ Uᵀ and Σ^½ Vᵀ, where QᵀK = U Σ Vᵀ. The
+    circuit QᵀK stays the same, and QQᵀ = KKᵀ = Σ. Models that differ only in this basis become equal, unless two
+    singular values are equal.
 
-    Biases are a last column, except those that may have any value (`Shift` without `into`), which follow. Computed by
-    two thin QR decompositions and one SVD of [n, n] for each head (Theus et al. 2025). For neurons that may be
-    rescaled, after ReLU or between up and down of a gated block, |up_i| = |down_i|. Spaces with smaller groups (rotary
-    positions, other neurons) are not changed, nor is an output space of the model. The declaration stays the same.
+    A bias is a further column. One that may have any value (`Shift` without `into`) has no part in the choice of the
+    basis, and is transformed with the rest. The basis is computed by two thin QR decompositions and one SVD of [n, n]
+    for each head (Theus et al. 2025). Neurons that may be rescaled (after ReLU, or between up and down of a gated
+    block) get |up_i| = |down_i|. Spaces with smaller groups (rotary positions, other neurons) are not changed, nor is
+    an output space of the model. The declaration stays the same.
     """
     spec = model.spec
     shown = {axis for layout in spec.outputs.values() for axis in layout.names} if not spec.heads else set()

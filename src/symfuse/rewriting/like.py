@@ -178,17 +178,23 @@ def _prefixes(checkpoint: Checkpoint) -> list[str]:
 
 
 def _by_shape(files: Mapping[str, TensorInfo], names: Mapping[str, TensorInfo]) -> dict[str, str]:
-    """The file's tensors that are the only ones of their kind (the last part of the name) and shape, as is one of
-    `names`, which they are."""
+    """The tensors of the modules of a file that are the only ones with tensors of these kinds (weight, bias) and
+    shapes, as is one of those of `names`, whose they are."""
 
-    def kinds(infos: Mapping[str, TensorInfo]) -> dict[tuple[str, tuple[int, ...]], list[str]]:
-        out: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    def modules(infos: Mapping[str, TensorInfo]) -> dict[frozenset[tuple[str, tuple[int, ...]]], list[str]]:
+        kinds: dict[str, set[tuple[str, tuple[int, ...]]]] = defaultdict(set)
         for name, info in infos.items():
-            out[name.rpartition(".")[2], info.shape].append(name)
+            at, _, kind = name.rpartition(".")
+            kinds[at].add((kind, info.shape))
+        out: dict[frozenset[tuple[str, tuple[int, ...]]], list[str]] = defaultdict(list)
+        for at, own in kinds.items():
+            out[frozenset(own)].append(at)
         return out
 
-    theirs, ours = kinds(files), kinds(names)
-    return {theirs[kind][0]: ours[kind][0] for kind in theirs if len(theirs[kind]) == len(ours.get(kind, ())) == 1}
+    theirs, ours = modules(files), modules(names)
+    alone = [kinds for kinds in theirs if len(theirs[kinds]) == len(ours.get(kinds, ())) == 1]
+    pairs = [(theirs[kinds][0], ours[kinds][0], kind) for kinds in alone for kind, _ in kinds]
+    return {f"{one}.{kind}".lstrip("."): f"{other}.{kind}".lstrip(".") for one, other, kind in sorted(pairs)}
 
 
 def _zeros(info: TensorInfo) -> Rule:

@@ -1,5 +1,5 @@
-"""Output heads that are tied to the embedding: untied if another model has its own head, or if a rotation, or a gain
-folded into the head, must not change the embedding."""
+"""Give output heads that are tied to the embedding a table of their own: where another model has one, and where a
+rotation or a folded gain changes the head and must not change the embedding."""
 
 from __future__ import annotations
 

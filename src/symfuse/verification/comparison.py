@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from symfuse.alignment import Alignment
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.sources import Source, opened, opened_any
 from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
@@ -46,7 +48,7 @@ class Verification:
     how many rows were read, of how many; of "positions" how many were run; tensors that were not read count 0.
     tensors: how those with the same name differ by more than rounding, or which model lacks one, in the order of the
     original. lacking: whether the models were not run, as one of them lacks tensors that its class needs. notes: how
-    the names of a model were read."""
+    the names of a model were read, and which weights were rounded."""
 
     errors: Mapping[str, float]
     tolerance: float
@@ -60,8 +62,9 @@ class Verification:
 
     @property
     def worst_output(self) -> str:
-        """The output that differs most; one with NaN before all others."""
-        return max(self.errors, key=lambda name: math.inf if math.isnan(self.errors[name]) else self.errors[name])
+        """The output that differs most, one with NaN before all others; empty if the models were not run."""
+        sizes = {name: math.inf if math.isnan(error) else error for name, error in self.errors.items()}
+        return max(sizes, key=sizes.__getitem__, default="")
 
     @property
     def worst(self) -> float:
@@ -162,11 +165,11 @@ def verify(
     the models differ if no input reads them; `.coverage` and `.seen` say how much of tables and positions was read.
     alignment: the one that produced `after`, if its outputs are in transformed spaces: those of `before` are then
     transformed too. runner: runs a checkpoint, for models that `transformers` does not have. dtype: in which both are
-    run. tolerance: of a difference relative to the largest output of its row; by default by the coarsest dtype of the
-    tensors that differ, or that is computed in (TOLERANCE). The result says `.equal`, `.errors` and `.differences`,
-    and in `.tensors` which tensors differ.
-    Raises CheckpointError if a model cannot be run, IncompatibleError if the second
-    does not accept the inputs, or does not have the outputs, of the first.
+    run; where dtypes differ, the wider weights are rounded first. tolerance: of a difference relative to the largest
+    output of its row; by default by the coarsest dtype of the tensors that differ, or that is computed in (TOLERANCE).
+    The result says `.equal`, `.errors` and `.differences`, and in `.tensors` which tensors differ. Raises
+    CheckpointError if a model cannot be run, IncompatibleError if the second does not accept the inputs, or does not
+    have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
@@ -177,6 +180,9 @@ def verify(
     notes = tuple(f"{name}: {note}" for name, own in read for note in own)
     if runner is None and (lacking := missing(before, after)):
         return Verification({}, 0.0, "not run", tensors=lacking, lacking=True, notes=notes)
+    if runner is None and alignment is None:
+        (before, one), (after, two) = _rounded(before, after), _rounded(after, before)
+        notes += one + two
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
@@ -190,6 +196,27 @@ def verify(
     tensors = {} if compared is None else described(*_declared(before, after, alignment), compared)
     config, coverage = _deciding(before, after), bench.coverage()
     return Verification(errors, tolerance, bench.what, config, unread, coverage, tensors, notes=notes)
+
+
+def _rounded(one: Checkpoint, other: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """The first model with its tensors rounded to the dtypes of those of the same name in the other one, where these
+    are coarser, and notes of that: a conversion of dtypes alone then changes nothing."""
+
+    def eps(model: Checkpoint, name: str) -> float:
+        dtype = model.info(name).dtype
+        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+    coarser = [name for name in one if name in other and 0 < eps(one, name) < eps(other, name)]
+    if not coarser:
+        return one, ()
+    dtypes = some(sorted({str(other.info(name).dtype).removeprefix("torch.") for name in coarser}))
+    narrow = {dtype: one.to(dtype) for dtype in {other.info(name).dtype for name in coarser}}
+    rules: dict[str, str | Rule] = {name: name for name in one}
+    for name in coarser:
+        cast = narrow[other.info(name).dtype]
+        rules[name] = Rule(cast.info(name), partial(cast.read, name), part=partial(cast.part, name))
+    note = f"{one.name}: {len(coarser)} tensors are rounded to {dtypes}, as in {other.name}"
+    return one.replace(tensors=Rewritten(one, rules)), (note,)
 
 
 def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
