@@ -13,7 +13,7 @@ from torch import Tensor
 
 from contract.test_must_fail import BROKEN, acting, applied, changed, undeclared
 from contract.test_must_fail_encoders import relaid, rolled
-from contract.tiny import LLAVA, MODELS, case, model_of, moving
+from contract.tiny import LLAVA, MODELS, case, family, model_of, moving
 from contract.tiny import of as made_of
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.architectures.base import declaration, is_declared
@@ -24,7 +24,7 @@ from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Axis
 
-JOINED = [label for label in MODELS if label.endswith("-lm") and ARCHITECTURES[case(label).spec.family].parts]
+JOINED = [label for label in MODELS if label.endswith("-lm") and ARCHITECTURES[family(label)].parts]
 MERGED = ("qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm", "idefics3-lm", "llama4-seeing-lm")
 
 

@@ -1,8 +1,8 @@
 """The loss barrier: the loss along the straight line between two models, before and after alignment.
 
-The path is W(λ) = λ A + (1 − λ) B, so λ = 0 is the anchor B. Of both definitions in use the first is 0 for a path that
-is a chord, and the second compares with the mean of the endpoints (Frankle et al. 2020, Section 2; Verma & Elbayad
-2024, Eq. 6; both are equal if the endpoints' losses are).
+The path is W(λ) = λ A + (1 − λ) B, so λ = 0 is the anchor B. There are two definitions of the barrier: the largest rise
+above the chord between the endpoints' losses, and that above their mean (Frankle et al. 2020, Section 2; Verma &
+Elbayad 2024, Eq. 6). They agree if the endpoints have equal losses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLAIN = "none"
 # pass are rounded too, alike for all tokens. Between exact copies the largest difference seen was 1.2 eps.
 _ROUNDING = 8
 
-# New points a round of refinement at most: on both sides of two maxima.
+# The most new points of one round of refinement: on both sides of two maxima.
 _BESIDE = 4
 
 
@@ -62,7 +62,7 @@ class Curve:
         return self.points[0].score.loss, self.points[-1].score.loss
 
     def excess(self, point: Point) -> float:
-        """The loss above the chord between the endpoints' losses; of an endpoint exactly 0."""
+        """The loss above the chord between the endpoints' losses; exactly 0 at an endpoint."""
         start, end = self.ends
         rise = end - start  # counted from the nearer end, so that both lie on the chord
         chord = start + point.at * rise if point.at < 0.5 else end - (1 - point.at) * rise
@@ -110,9 +110,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Barrier:
-    """Curves over the same batches. task: what was evaluated. baselines: the curve that a curve is compared with: the
-    plain one in its own parametrisation, then the plain one of the unchanged models. renewed: the number of batches
-    from which the statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
+    """Curves over the same batches. task: what was evaluated. baselines: name of a curve → names of those that it is
+    compared with: the unaligned one in the same frame, then that of the unchanged models. renewed: the number of
+    batches from which the statistics of batch normalisation were recomputed at inner points; 0 where they were
+    interpolated."""
 
     source: str
     anchor: str
@@ -168,17 +169,17 @@ def barrier(
     inexact: Mapping[str, tuple[str, ...]] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
 ) -> Barrier:
-    """The loss along the path of each pair (A, B), named; all on the same batches, endpoints measured.
+    """The loss along the path of each named pair (A, B), all on the same batches.
 
     baselines: as in `Barrier`; by default the curve "none", if there is one, for all others. points: evenly spaced,
-    endpoints among them. refine: how often the intervals beside the highest points are halved: beside the one that
-    lies highest above the chord, and the one of the highest loss if that is another. build: makes the module, for
-    models that `transformers` does not have. device: where it is run (`open_space`). progress: called with the curve,
-    the point that is done, and the number of all points: the most that may be needed, which falls to the number of
-    calls by the last of them. renew: batches of module inputs from which the running statistics of batch normalisation
-    are recomputed at the inner points; by default they are interpolated like weights, and the ends always keep their
-    own. inexact: by pair, as in `Curve`. One module is in memory; A and B are read from their files at each point.
-    Raises OptionError for arguments that make no sense, before anything is measured.
+    including the endpoints. refine: how often the intervals next to the highest points are halved: the point highest
+    above the chord, and the point of the highest loss if that is another. build: makes the module, for models that
+    `transformers` does not have. device: of the module (`open_space`). progress: called with the name of the curve, the
+    finished point, and an upper bound of the number of all points, which at the last point is exact. renew: batches of
+    module inputs from which the running statistics of batch normalisation are recomputed at the inner points; by
+    default they are interpolated like weights, and the ends always keep their own. inexact: by pair, as in `Curve`. One
+    module is in memory; A and B are read from their files at each point. Raises OptionError for arguments that make no
+    sense, before anything is measured.
     """
     if baselines is None:
         baselines = {name: (PLAIN,) for name in pairs if name != PLAIN and PLAIN in pairs}
@@ -231,7 +232,7 @@ def _path(
     renew: Sequence[Batch] | None,
     report: Callable[[Point, int], None] | None,
 ) -> list[Point]:
-    """By rising λ. report: called with each point, and how many there will be at most."""
+    """The points by rising λ. report: called with each point, and an upper bound of their number."""
     result: list[Point] = []
     places = [i / (points - 1) for i in range(points)]
     for rounds in range(refine, -1, -1):  # that are still to come
@@ -259,7 +260,7 @@ def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] 
 
 
 def _beside(result: Sequence[Point]) -> list[float]:
-    """The middles of the intervals beside the maxima of both definitions."""
+    """The midpoints of the intervals next to the maxima of both definitions."""
     curve = Curve("", tuple(result), 0.0)
     tops = {result.index(curve.peak), result.index(curve.peak_over_mean)}
     starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(result) - 1})

@@ -30,10 +30,10 @@ def ensemble(
 ) -> Score:
     """The score of the mean of the models' predictions on the same batches: the loss is −log of the mean probability.
 
-    of: take the mean of the logits instead, and the probabilities of that. One live module is in memory at a time, and
-    besides one number (4 bytes, in float64 8) for each class of each prediction, whatever the number of models. Models
-    may be of different families, as long as they read the same batches. Raises OptionError if the task predicts no
-    classes, IncompatibleError if the models have different classes, or number them otherwise.
+    of: take the mean of the logits instead, and the probabilities of that. Memory: one live module,
+    and one number (4 bytes; 8 in float64) for each class of each prediction, for any number of models. Models may be of
+    different families if they accept the same batches. Raises OptionError if the task predicts no classes,
+    IncompatibleError if the models have different classes, or the same in another order.
     """
     if not isinstance(task, Predicting):
         raise OptionError("an ensemble is made of predicted classes, and this task has none; choose a task that has")

@@ -39,13 +39,13 @@ _Written = (
 
 
 def identity(source: object) -> str:
-    """A sha256 over what something is made of.
+    """A sha256 over the contents of a value.
 
-    Of tensors, and of mappings and lists of them, every number; of a function its module, qualified name, code,
-    constants, defaults and what it closes over; of a class the code of its methods; of a bound method or a partial also
-    what is bound; of a module its weights and the public attributes of its parts; of another object its class and what
-    `copy` would make it of, as a rule its attributes. What code calls by a global name is not looked into. OutputError
-    for an object that does not say what it is made of.
+    Tensors, mappings and lists: every number. Functions: module, qualified name, code, constants, defaults, and the
+    variables of the closure. Classes: the code of the methods. Bound methods and partials: also the bound values.
+    Modules: weights, and the public attributes of all submodules. Other objects: the class, and the state from which
+    `copy` makes a copy, as a rule the attributes. Values that code refers to by a global name are not followed.
+    OutputError for an object whose state cannot be determined.
     """
     try:
         return _Digests(deep=True).of(source).hex()
@@ -54,14 +54,14 @@ def identity(source: object) -> str:
 
 
 def setting(value: object) -> str:
-    """As `identity`, of an attribute of a module: weights do not count, nor what a function is called; other objects
-    count by their class; numbers that are equal are one, and so are lists and tuples."""
+    """As `identity`, for an attribute of a module. The values of weights and the names of functions are ignored; of
+    other objects only the class counts. Equal numbers of different types are the same, and so are lists and tuples."""
     return _Digests(deep=False).of(value).hex()
 
 
 def attributes(part: nn.Module) -> dict[str, Any]:
-    """What decides, beside its weights, what a part of a module does: its public attributes and the buffers that its
-    state leaves out."""
+    """What determines the function of a submodule besides its weights: its public attributes, and the buffers that are
+    not in its state dict."""
     buffers = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
     result = {**vars(part), **buffers}
     return {key: value for key, value in result.items() if not key.startswith("_") and key != "training"}
@@ -73,7 +73,7 @@ class _Digests:
     def __init__(self, deep: bool) -> None:
         self.deep = deep
         self.done: dict[int, tuple[object, bytes]] = {}  # by id; the objects are kept, so that no other gets their ids
-        self.open: list[int] = []  # the ids of what contains the one that is looked into
+        self.open: list[int] = []  # ids of the objects that contain the current one
 
     def of(self, value: object) -> bytes:
         if isinstance(value, _Written) and not isinstance(value, np.generic):

@@ -1,5 +1,5 @@
-"""Running statistics of batch normalisation, taken anew from data (REPAIR; Jordan et al. 2023): interpolated like
-weights they are not those of the interpolated network, whose activations vary less."""
+"""Recompute the running statistics of batch normalisation from data (REPAIR; Jordan et al. 2023). Interpolated
+statistics are not those of the interpolated network, whose activations have a smaller variance."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def renew_statistics(module: nn.Module, batches: Iterable[Batch]) -> int:
 def renewed(
     checkpoint: Checkpoint, batches: Sequence[Batch], data: str, build: Callable[[Checkpoint], nn.Module] | None = None
 ) -> Checkpoint:
-    """The model with other running statistics, those of these batches; it computes something else, which its record
-    says, if it has one. data: where they come from. build: makes the module of models that `transformers` does not
+    """The model with running statistics from these batches. This changes its function, as its record notes, if it has
+    one. data: where they come from. build: makes the module of models that `transformers` does not
     have. OptionError if it has no batch normalisation, and as of `renew_statistics`."""
     module = live(checkpoint, torch.float32) if build is None else build(checkpoint).eval()
     if not renew_statistics(module, batches):

@@ -90,7 +90,7 @@ class Task(ABC):
         return result
 
     def describe(self) -> dict[str, Any]:
-        """Name, data and a digest of every number in the batches: two scores compare if these are equal."""
+        """Name, data and a digest of every number in the batches: scores are comparable if these are equal."""
         digest = hashlib.sha256()
         for batch in self.batches:
             for name, tensor in sorted(batch.items()):

@@ -101,12 +101,12 @@ def open_space(
 ) -> WeightSpace:
     """The space of folders, open checkpoints and live modules (which are not touched).
 
-    The module is what `build` makes of the last source, else a copy of a live one if there is any, else of the class
-    that the task calls for, else of the one that the config names; in `dtype`, and on the device, by default where it
-    is made. Models whose tensors are computed
-    (aligned, merged) are computed once, into files in `scratch`, in `dtype` or float32 if that is wider: they are not
-    rounded to the dtype in which `save` would write them. IncompatibleError if the models differ in more than weights,
-    so that no module is all of them; with `build`, of live modules only their weights are compared.
+    The module is made by `build` from the last source. Without `build` it is a copy of a live source if there is one,
+    else of the class that the task needs, else of the one that the config names. It has `dtype`, and is on the device,
+    by default that on which it is made. Models whose tensors are computed (aligned, merged) are computed once, into
+    files in `scratch`, in `dtype` or float32 if that is wider: they are not rounded to the dtype in which `save` would
+    write them. IncompatibleError if the models differ in more than their weights, so that one module cannot compute all
+    of them; with `build`, only the weights of live modules are compared.
     """
     modules = [source for source in sources if isinstance(source, nn.Module)]
     untied = iter(match_ties([source for source in sources if isinstance(source, Checkpoint)])[0])
@@ -226,9 +226,9 @@ def _same_integers(name: str, first: Tensor, others: Sequence[Tensor]) -> None:
 def require_one_function(
     sources: Sequence[Checkpoint | nn.Module], names: Sequence[str], *, bare: bool, labels: bool
 ) -> None:
-    """IncompatibleError unless the models differ in their weights alone: not in settings of their configs that change
-    what the same weights compute, or, if `bare` (live modules without configs), in no submodule and no setting of one.
-    labels: the order of the labels matters too."""
+    """IncompatibleError if the models differ in more than their weights: in settings of their configs that change the
+    function, or, if `bare` (live modules without configs), in a submodule or one of its settings. labels: whether the
+    order of the labels counts too."""
     configs = [_with_config(source, name) for source, name in zip(sources, names, strict=True)]
     known = [(name, config) for name, config in zip(names, configs, strict=True) if config is not None]
     for name, other in known[1:]:

@@ -1,8 +1,8 @@
-"""Matching from activations: units that do the same on the same inputs belong together (Li et al. 2016; Verma &
-Elbayad 2024), with every solver that matching from weights has.
+"""Matching from activations: units with similar activations on the same inputs are matched (Li et al. 2016; Verma &
+Elbayad 2024), by the same solvers as in matching from weights.
 
-The activations of a model are its own whatever is done to the other axes, so one pass is enough: heads first, each pair
-scored at its best inner elements, then what is inside of them.
+The activations on one axis do not depend on the elements of the other axes, so one pass is enough: first the heads,
+where each pair is scored at its best inner elements, then the axes inside of heads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Batch, Covariances, present, record, require_kind
 from symfuse.stats.taps import Tap, taps
 
-# Which taps of an axis that all layers share count.
+# Which taps are used, of an axis that all layers share.
 RESIDUAL = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
 
 
@@ -52,15 +52,15 @@ def match_by_activations(
     build: Callable[[Checkpoint], nn.Module] | None = None,
     device: str = CPU,
 ) -> Alignment:
-    """The alignment that moves `source` towards `anchor`, from what both do on the same batches.
+    """The alignment that moves `source` towards `anchor`, from the activations of both on the same batches.
 
-    axes, layers, groups, variants, frame: as in `match_models`. scaling: also rescale, by the ratio of deviations; not
-    by default, as between independent models it lengthens the distance (docs/matching.md). kind: how units are
-    compared, see `moments_of`. residual: see `match_activations`; or one of POLICIES: each point of the stream has a
-    map of its own, under the variants "separate-residual" and "transport". without: ids of tokens that do not count,
-    such as special ones; padding never does. build: makes the module, for models that `transformers` does not have.
-    device: where both models are run, and all is solved.
-    Biases are not translated: activations do not say how.
+    axes, layers, groups, variants, frame: as in `match_models`. scaling: also rescale each unit by the ratio of its
+    standard deviations; off by default, as it increases the distance of independent models (docs/matching.md). kind:
+    how units are compared, see `moments_of`. residual: see `match_activations`; or one of POLICIES: each point of the
+    stream has its own map, under the variants "separate-residual" and "transport". without: ids of tokens to ignore,
+    such as special ones; padding is always ignored. build: makes the module, for models that `transformers` does not
+    have. device: on which both models run, and the solvers.
+    Biases are not translated, as activations do not determine their translations.
     """
     variants = [*variants, "separate-residual", TRANSPORT] if residual in POLICIES else variants
     source, anchor = (model.on(device) for model in (source, anchor))
@@ -117,7 +117,7 @@ def match_activations(
     """The best element of each axis instance for the activations of two live modules on the same batches: solved where
     the anchor is, and kept on the processor.
 
-    residual: which taps of an axis that all layers share count: the "first", the "last", or "all". kind: as in
+    residual: which taps are used of an axis that all layers share: the "first", the "last", or "all". kind: as in
     `moments_of`. keep: as in `record`. An instance without a tap is left out.
     """
     require_kind(kind)
@@ -168,8 +168,8 @@ def _require_recorded(instance: Instance, expected_taps: Collection[Tap], record
 
 
 def _inside(at: Mapping[Instance, Collection[Tap]], groups: Mapping[Instance, Group]) -> dict[Instance, list[Instance]]:
-    """Each axis that is reordered and has others inside of it (heads; the query heads that share a key), with those:
-    their units are at its taps, and vary faster than its own."""
+    """Each axis that is reordered and has others inside of it (heads; the query heads that share a key) → those inside:
+    axes at the same taps, whose units vary faster."""
     inside: dict[Instance, list[Instance]] = {}
     for outer in at:
         for inner, where in at.items() if isinstance(groups[outer], Permutation) else ():
@@ -192,9 +192,10 @@ def _order(
     later: Collection[str],
     device: torch.device,
 ) -> Tensor:
-    """The order of an axis, an index: each pair of its units is worth what the best inner elements reach.
+    """The permutation of an outer axis, as an index. The score of a pair of its units is the objective at the best
+    inner elements.
 
-    later: axes inside of it whose order is not known yet; what has them is not looked at. device: where it is solved.
+    later: axes inside of it whose order is not known yet; parts that have them are ignored. device: of the solver.
     """
     worth, pairs = list[Tensor](), len(spec.batch_axes(outer.axis)) + 2
     for instance, recorded in inner.items():
@@ -206,7 +207,7 @@ def _order(
 
 
 def _reordered(spec: Spec, outer: Instance, tap: Tap, recorded: Covariances, index: Tensor) -> Covariances:
-    """What would have been recorded if the units of an axis of the source stood in that order."""
+    """The moments of one tap as if the source's units on an outer axis had been in that order."""
     here = spec.instance(outer.axis, spec.tensors[tap.weight].index)
     if here != outer or outer.axis not in tap.layout.names:
         return recorded
@@ -225,7 +226,7 @@ def _reordered(spec: Spec, outer: Instance, tap: Tap, recorded: Covariances, ind
 
 
 def _as_source(spec: Spec, instance: Instance, element: Element, orders: Mapping[Instance, Tensor]) -> Element:
-    """An element of units that stand in the anchor's order, indexed as the source's stand before they are reordered."""
+    """An element that is indexed by outer units in the anchor's order, re-indexed by those in the source's order."""
     batch = spec.batch_axes(instance.axis)
     for outer, index in reversed([*orders.items()]):  # heads, then the blocks in which these heads have that order
         if outer.axis in batch and instance.index[: len(outer.index)] == outer.index:

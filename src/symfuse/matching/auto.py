@@ -1,8 +1,8 @@
-"""Which axes to match by default: those that are worth it on real models (docs/pairs.md).
+"""Which axes to match by default: those that help on real models (docs/pairs.md).
 
-A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched for completeness;
-the order of heads and the residual stream are kept. Models whose weights are not similar need all axes: they were
-trained apart, or one is in another basis (transformed by a symmetry); only matching distinguishes these cases.
+A model and its fine-tune have the same basis: attention and feed-forward axes are matched for completeness, heads and
+the residual stream are not. Models whose weights are not similar need all axes: either they were trained
+independently, or one of them was transformed by a symmetry. Only matching can tell which.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from symfuse.matching.axes import AUTO, MATCHABLE, axes_of
 from symfuse.model import Model
 
-# Models that were trained apart have a cosine near 0, a model and its fine-tune one near 1: 0.02 to 0.03 and 0.996 for
-# the SCEPTR checkpoints.
+# The cosine is near 0 for models that were trained independently, and near 1 for a model and its fine-tune: 0.02 to
+# 0.03 and 0.996 for the SCEPTR checkpoints.
 SAME_BASIS = 0.5
 
 INSIDE = ("attention", "ffn", "scan")  # the axes inside of heads and layers
@@ -23,9 +23,11 @@ SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine
 
 
 def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
-    """The words for the axes where they are AUTO, else as they are: those INSIDE that it has if all are in the basis of
-    the first, else all that can be matched: not the residual stream where modules of sentence-transformers behind a
-    model read its units. With the least cosine of the first model with another; None: not looked at.
+    """The words that stand for AUTO, and the least cosine of the first model with another. Other words are returned as
+    they are, with None.
+
+    If all models are in the basis of the first, AUTO stands for those of INSIDE that they have; else for all that can
+    be matched. The residual stream is left out if modules of sentence-transformers read the output of a model.
     """
     if axes not in (AUTO, (AUTO,)):
         return axes, None
@@ -37,9 +39,9 @@ def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str
 
 
 def cosine(a: Model, b: Model) -> float:
-    """The median of the cosines of all matrices that both have in one shape, by their first entries. Vectors are left
-    out, as gains of norms are near 1 in models that have nothing in common, and so no table that is fixed, such as one
-    of sines, decides. 1 if there is nothing to compare."""
+    """The median cosine over the matrices that both models have with the same shape, from their first SAMPLE entries.
+    1 if there are none. Vectors are left out, as gains of norms are near 1 in all models. A fixed table, such as one of
+    sines, does not change the median."""
     cosines = []
     for name in a.spec.tensors:
         if not a.spec.shares(name, b.spec):

@@ -1,5 +1,4 @@
-"""What the words on the command line select: `attention`, `ffn`, single axes, with the group of each; ranges of
-layers."""
+"""What words such as `attention`, `ffn` or `qk` select: axes, the group of each, and ranges of layers."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from symfuse.messages import suggestion
 from symfuse.spec import Spec, anatomy
 
 NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
-# Optimal transport (Singh & Jaggi 2020): without entropy, of equal numbers of units, it is the assignment.
+# Optimal transport (Singh & Jaggi 2020) without entropy, between equal numbers of units, is the assignment.
 ALIASES = {"emd": "permutation"}
 
-# Anatomy → axes, and `biases` for their translations. With the residual stream and the order of heads fixed, attention
-# and feed-forward are independent of each other; the others share tensors with them.
+# Word → axes. With the residual stream and the order of heads fixed, attention and feed-forward axes have no tensor
+# part in common; all others have some in common with them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
     "attention": ("qk", "c", "p", "n", "s", "v", "latent", "conv", "lambda"), "ffn": ("ffn", "stem", "inner", "merged"),
     "heads": ("h", "kv", "q", "m", "books", "group"),
@@ -27,16 +26,16 @@ MATCHABLE: dict[str, tuple[str, ...]] = {
              "entries", "code", "projected"),
 }  # fmt: skip
 
-# An axis that is called like its group (ELECTRA's "head") is named by the group alone.
+# A word that is also the name of an axis (ELECTRA's "head") selects all axes of the word.
 WORDS = {axis: (axis,) for group in MATCHABLE.values() for axis in group} | MATCHABLE
-# What a model of two towers puts out as embeddings, which may be stored somewhere, turns by name only.
+# "all" leaves out the projection: it transforms the output embeddings of CLIP, which a user may have stored.
 WORDS["all"] = tuple(axis for word, group in MATCHABLE.items() if word != "projection" for axis in group)
-AUTO = "auto"  # in the place of words: `symfuse.matching.auto` looks at the models and chooses
+AUTO = "auto"  # instead of words: `symfuse.matching.auto` chooses by the models' weights
 
 
 def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
-    """The axes named by words such as "attention,ffn", "qk" or "all" (and "auto", all that it may
-    become); OptionError for one that cannot be matched, and for one of a part that the model has not."""
+    """The axes named by words such as "attention,ffn", "qk" or "all"; "auto" counts as "all". OptionError for a word
+    that is not known, and for a part that the model does not have."""
     axes_by_word = {word: axes_of(word, spec.axes) for word in require_axes(words)}
     if strange := [word for word, axes in axes_by_word.items() if not axes and word not in WORDS]:
         movable = sorted({instance.axis for instance in spec.movable})
@@ -48,19 +47,19 @@ def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
 
 
 def axes_of(word: str, axes: Iterable[str]) -> list[str]:
-    """Those of the axes that a word selects: in every part of the model, or in one (`vision_attention`)."""
+    """The axes that a word selects: in every part of the model, or in one part (`vision_attention`)."""
     part, _, word = ("", "", word) if word in WORDS else word.rpartition("_")
     axes = [axis for axis in axes if axis.startswith(f"{part}_" if part else "")]
     return [axis for one in WORDS[word] for axis in axes if anatomy(axis) == one]
 
 
 def word_of(axis: str) -> str | None:
-    """The word under which an axis is matched; None if it is under none."""
+    """The word of MATCHABLE that selects an axis; None if there is none."""
     return next((word for word, axes in MATCHABLE.items() if anatomy(axis) in axes), None)
 
 
 def require_axes(words: str | Iterable[str]) -> list[str]:
-    """The single words; OptionError, with the nearest that exists, for one that selects nothing."""
+    """The single words; OptionError for one that is not known, with the most similar one that is."""
     parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
     if parts == [AUTO]:
         return list(WORDS["all"])
@@ -80,8 +79,9 @@ def _require_word(word: str, words: Sequence[str]) -> None:
 
 
 def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
-    """The name of a group for each axis that words such as {"attention": "orthogonal", "qk": "none"} speak of; a word
-    for fewer axes goes before one for more. OptionError as of `require_groups`, and for axes that the model has not."""
+    """Axis → name of its group, from words such as {"attention": "orthogonal", "qk": "none"}. Where two words select an
+    axis, the one that selects fewer axes wins. OptionError as in `require_groups`, and for axes that the model does not
+    have."""
     require_groups(groups)
     movable = {instance.axis for instance in spec.movable}
     group_by_axis: dict[str, str] = {}
@@ -95,18 +95,18 @@ def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
 
 
 def require_groups(groups: Mapping[str, str]) -> None:
-    """OptionError, with the nearest that exists, for a word that selects no axis, or a name that is of no group."""
+    """OptionError for a word that is not known or a group that does not exist, with the most similar one."""
     names = [*GROUPS, *ALIASES, "sinkhorn", NO_GROUP]
     for word, name in groups.items():
-        _require_word(word, list(WORDS))  # not AUTO, which stands for no axes that are known yet
+        _require_word(word, list(WORDS))  # not AUTO, whose axes are not known yet
         if name not in names and sinkhorn(str(name)) is None:
             known = f"is not known{suggestion(str(name), names)}; choose from {', '.join(names)}"
             raise OptionError(f"groups: {name!r} for axis {word!r} {known}")
 
 
 def limited(axis: str, declared: Group, n: int, name: str) -> Group:
-    """The subgroup of that name of what is declared for an axis of n units; OptionError, with those that it has, if it
-    is none. Or transport, where `may_transport`, else OptionError too."""
+    """The group of that name for an axis of n units: a subgroup of the declared one, or transport where
+    `may_transport`. OptionError for others, with the names that are possible."""
     name, soft, allowed = ALIASES.get(name, name), sinkhorn(name), subgroups(declared, n)
     if soft is not None:
         if may_transport(axis, declared, n):
@@ -124,17 +124,16 @@ def limited(axis: str, declared: Group, n: int, name: str) -> Group:
 
 
 def may_transport(axis: str, declared: Group, n: int) -> bool:
-    """Whether the n units of an axis may be averaged: where they may be permuted, but for heads and experts, which have
-    others inside. Not the planes of rotary positions."""
+    """Whether the n units of an axis may be averaged: they must be permutable (planes of rotary positions are not), and
+    have no axes inside, as heads and experts have."""
     outer = (*MATCHABLE["heads"], *MATCHABLE["experts"])
     return "permutation" in subgroups(declared, n) and anatomy(axis) not in outer
 
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:
     """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "first:3" or "last:3" (earlier "head:3", "tail:3");
-    None: all. Ranges include both ends. layers: how many there are; in a model of several parts in the deepest, and
-    each has those that it has.
-    OptionError for what is out of range or does not parse."""
+    None: all. Ranges include both ends. layers: their number; of a model with several parts that of the deepest.
+    OptionError for layers out of range, and text that does not parse."""
     if text is None:
         return frozenset(range(layers))
     if not isinstance(text, str):
@@ -150,7 +149,7 @@ def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozen
 
 def _range(part: str, layers: int) -> range:
     if match := re.fullmatch(r"(\d+)-(\d+)", part):
-        return range(int(match[1]), min(int(match[2]), layers) + 1)  # one too many is enough to be refused
+        return range(int(match[1]), min(int(match[2]), layers) + 1)  # one past the end is enough to raise the error
     if match := re.fullmatch(r"\d+", part):
         return range(int(part), int(part) + 1)
     if match := re.fullmatch(r"-(\d+)", part):

@@ -9,11 +9,12 @@ from symfuse.groups import Element, Group, PartMoments, objective
 
 
 def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor, Tensor]:
-    """The best element, the objective before and after, and whether it is better, [*b]; else it is the identity."""
+    """The best element, the objective before and after, and whether it is better, each [*b]. Where it is not better,
+    the element is the identity."""
     best = group.best(moments)
     identity = group.identity(best.size, best.batch).to(best.device)
     before, after = objective(identity, moments), objective(best, moments)
-    # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
+    # A gain must exceed the rounding errors: of the moments in their dtype, and of the sums over them in float64.
     parts = list(moments.values())
     eps = max([torch.finfo(m.dtype).eps for m in parts]) + 16 * torch.finfo(torch.float64).eps
     better = after < before - eps * sum([m.size for m in parts])

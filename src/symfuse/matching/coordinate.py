@@ -1,8 +1,9 @@
 """Matching from weights: for each axis instance the best element while all others stay fixed.
 
-Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream and the order of
-heads fixed one pass in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
-Where axes that meet are matched too, that pass comes after a descent over all of them (`descend`).
+Two axes meet if they act on the same part of a tensor. Attention and feed-forward axes do not meet, so with the
+residual stream and the order of heads fixed, one pass in any order is optimal; the instances are solved in parallel
+threads, one BLAS thread each. If axes that meet are matched too, that pass follows a descent over all of these
+(`descend`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from symfuse.stats import weight_moments, workspace
 class Step:
     """The result of matching one axis instance.
 
-    before, after: the squared distance over the tensors that the axis touches. units: how many elements (heads, or
+    before, after: the squared distance over the tensors that the axis acts on. units: how many elements (heads, or
     blocks of neurons) it has; moved: how many of them are not the identity. seconds: of its own thread.
     """
 
@@ -50,17 +51,17 @@ class Step:
     seconds: float
 
 
-# The share of the distance that is left from which on biases may change which element is the best.
+# If biases make up more than this share of the remaining distance, they may change which element is best.
 BIASES_MATTER = 0.01
 
-# Where axes meet, the descent and the translations of biases are done in turns, until a descent gains less than this
-# share, or so many times.
+# Where axes meet, the descent and the translations of biases alternate, until a descent gains less than this share, at
+# most so many times.
 SETTLED = 1e-3
 ROUNDS = 5
 
-OWN = 500_000_000  # bytes that the process takes without any weights
+OWN = 500_000_000  # bytes that the process needs without any weights
 
-Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
+Progress = Callable[[Step, int], None]  # a finished step, and the number of all steps
 
 
 @checked
@@ -73,17 +74,17 @@ def match_models(
 ) -> Alignment:  # fmt: skip
     """The alignment that moves `source` towards `anchor`, from the weights.
 
-    axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: rescaling beside
-    rotations and permutations where the group has it. groups: by axis or word the name of the group to match with
-    ({"qk": "invertible", "residual": "permutation"}), or "none" (see `choose`). one_pass: the rotation, then the scale,
-    once, as in Zhang et al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of
-    the descent over axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before
-    the elements (symfuse.rewriting); by default `rotatable` where the residual stream of a pre-norm model is rotated,
-    else none. variants: names of inexact ones (symfuse.model.variants). threads: workers, default all cores.
-    memory: about how many bytes the process may take (default: a share of what is free), which decides how many axes
-    are solved at once; one is, whatever it takes, and the result is the same. Axes that meet keep both models there.
-    device: to which both models are read, and where all is solved (docs/gpu.md); memory is then what is free there.
-    executor: who solves the axes that do not meet others (`symfuse.executors`), instead of threads: the same bits.
+    axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: also rescale, where
+    the group has scales besides rotations or permutations. groups: axis or word → the name of the group to match with
+    ({"qk": "invertible", "residual": "permutation"}), or "none" (see `choose_groups`). one_pass: the rotation, then the
+    scale, once, as in Zhang et al. 2025 (instead of alternately). biases: also translate biases where that is exact.
+    starts, seed: of the descent over axes that meet (see `descend`); watch: called after each of its sweeps. frame: the
+    rewrites before the elements (symfuse.rewriting); by default `rotatable` if the residual stream of a pre-norm model
+    is rotated, else none. variants: names of inexact declarations (symfuse.model.variants). threads: workers, default
+    all cores. memory: about how many bytes the process may use (default: a share of what is free). It limits how many
+    axes are solved at once, at least one, and does not change the result. Both models are in memory if axes meet.
+    device: on which both models are read and the axes solved (docs/gpu.md); memory is then that of the device.
+    executor: solves the axes that do not meet others (`symfuse.executors`), with the same bits as threads.
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
@@ -131,7 +132,7 @@ def match_models(
     options: dict[str, Any] = {"scaling": scaling, "one_pass": one_pass, "biases": biases}
     options |= {"groups": dict(groups)} if groups else {}
     options |= {"starts": starts, "seed": seed} if meeting else {}
-    elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
+    elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # a later round may undo an earlier one
     more = {"descents": curves} if meeting else {}
     return problem.alignment(replace(total, elements=elements), "weights", options, steps, **more)
 
@@ -144,7 +145,7 @@ def _require_counts(threads: int | None, starts: int) -> None:
 
 
 def _translations(spec: Spec) -> dict[Instance, list[Shift]]:
-    """The rules of biases that may be translated, by the axis instance that translates them."""
+    """Axis instance → the rules of the biases that its translations act on."""
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts:
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
@@ -152,9 +153,9 @@ def _translations(spec: Spec) -> dict[Instance, list[Shift]]:
 
 
 def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
-    """The axes inside of layers that are reordered, or of a whole layer, together with what else is matched of the same
-    weights: heads, whose insides are matched, query heads beside the planes of the key that they share, latents beside
-    the heads that read them."""
+    """The axes of single layers that meet others which are matched: axes that are reordered, or are inside of no other.
+    Such are heads with matched axes inside, query heads beside the planes of their common key, and latents beside the
+    heads that read them."""
     reordered = {i.axis for i, group in groups.items() if isinstance(group, Permutation)}
     parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts]
     inside = {i.axis for i in groups if not spec.is_shared(i.axis)}
@@ -168,8 +169,8 @@ def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What is solved instance by instance: `groups` without the axes that meet, with the translations of each. After a
-    descent over those that meet only what has translations: all else it has solved itself."""
+    """The pass over single instances, which solves each of `groups` that is not in `meeting`, with its translations. If
+    there are any in `meeting`, the descent has solved the rest too, and only instances with translations are left."""
 
     spec: Spec
     groups: Mapping[Instance, Group]
@@ -193,7 +194,7 @@ class _Parts:
         elements: dict[Instance, Element] = {}
         shifts: dict[str, Tensor] = {}
         steps = []
-        for instance in instances:  # in this order, so that sums round the same whoever was first
+        for instance in instances:  # in a fixed order, so that sums are rounded in the same way in each run
             solution, step = solved[instance]
             if solution.changed:
                 elements[instance] = solution.element
@@ -228,9 +229,9 @@ class _Pair:
     def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Solution:
         """The best element of one axis instance, and the best translations of its biases.
 
-        A free translation (keys) takes its bias out of the objective. One that is paid for in another bias (values)
-        leaves two candidates, the element that is best without that bias and the one that is best with it; the second
-        is tried where the biases matter. The identity is the third, with translations of its own.
+        A bias with a free translation (keys) is left out of the objective. The translation of a value bias also changes
+        the output bias. Then there are two candidates: the best element without the value bias, and the best one with
+        it, which is tried if the biases matter. The third candidate is the identity, with its own translations.
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
@@ -263,7 +264,7 @@ class _Pair:
         skip: Collection[tuple[str, str]],
         only: Collection[tuple[str, str]] | None = None,
     ) -> PartMoments:
-        """In the dtypes in which tensors are stored: moments widen what they need, when they need it."""
+        """From tensors in their stored dtypes, which `weight_moments` widens one at a time."""
         read, scanned = (self.anchor.unrounded, self.source.unrounded), (self.anchor.scanned, self.source.scanned)
         return weight_moments(self.spec, instance, *read, group, skip, only, scanned=scanned)
 
@@ -289,7 +290,7 @@ def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
 
 @contextmanager
 def _workers(threads: int | None) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """Worker threads with one BLAS thread each, parallel by module, never by both; and how many."""
+    """Worker threads, of which each has one BLAS thread, and their number."""
     with one_torch_thread() as before, ThreadPoolExecutor(threads or before) as pool:
         try:
             yield pool, threads or before

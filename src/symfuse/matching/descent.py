@@ -1,8 +1,8 @@
 """Block coordinate descent over axes that meet: the residual stream, heads, and what is inside heads and layers.
 
-Each block (one axis instance, all others fixed) is solved exactly by its group from its cross-Gram, so the squared
-distance to the anchor never rises (Git Re-Basin, Algorithm 1; Theus et al. 2025, Algorithm 1). Blocks of different
-layers do not meet each other, so they are solved in parallel, in turns with the axes that all layers share.
+Each block (one axis instance, all others fixed) is solved exactly by its group from its cross-Gram matrix, so the
+squared distance to the anchor never rises (Git Re-Basin, Algorithm 1; Theus et al. 2025, Algorithm 1). Blocks of
+different layers act on different tensors, so all layers are solved in parallel, alternating with the shared axes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from symfuse.spec import Instance, Memo, Spec
 from symfuse.stats import Read, weight_moments
 from symfuse.stats.weights import require_products
 
-# Sweeps end when one lowers the squared distance by less than this share of what is left, or after so many.
+# Sweeps end when one lowers the squared distance by less than this share of it, or after so many.
 ENOUGH = 1e-4
 SWEEPS = 30
-SMALL = 1 << 18  # numbers in a model, up to which threads would take longer to start than to do their work
-ROUNDING = 1e-6  # of the squared distance: aligned weights are rounded to float32, and distances summed anew
+SMALL = 1 << 18  # parameters of a model that is too small for threads to save time
+ROUNDING = 1e-6  # of the squared distance, from weights rounded to float32 and from sums in another order
 
 Skip = Collection[tuple[str, str]]
 Solve = Callable[[Workspace, Instance], float]
@@ -41,9 +41,9 @@ Watch = Callable[[str, float], None]  # the start and the squared distance, afte
 
 @dataclass(frozen=True)
 class Descent:
-    """The result of one start. curve: the squared distance over all parts that count, at the start and after each
-    sweep. unaligned: that of the source as it is, where the curve of the identity begins. alignment: on the
-    processor."""
+    """The result of one start. curve: the squared distance over all parts but those of `skip`, at the start and after
+    each sweep. unaligned: that of the unaligned source, at which the curve of the start "identity" begins. alignment:
+    on the processor."""
 
     start: str
     alignment: Alignment
@@ -52,7 +52,7 @@ class Descent:
 
     @property
     def better(self) -> bool:
-        """Whether the alignment is better than none."""
+        """Whether the alignment lowers the distance."""
         return self.curve[-1] < self.unaligned
 
 
@@ -70,11 +70,11 @@ def descend(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> list[Descent]:
-    """Descents from several starts, the best first: the identity; the shared axes from those tensors alone that no
-    other axis can move (embeddings, positions, classifiers); then random elements of the shared axes.
+    """Descents from several starts, sorted from the best. The starts are the identity; the best elements of the shared
+    axes for the tensors on which no other axis acts (embeddings, positions, classifiers); random elements of these.
 
-    names: the tensors that both models have, which are kept in memory meanwhile. instances: what to match, with the
-    group to use for each. skip: parts (name, atom) that do not count, such as biases that may be translated.
+    names: the tensors that both models have, which are kept in memory. instances: what to match; groups: how. skip:
+    parts (name, atom) that are left out of the distance, such as biases that may be translated. starts: at most.
     """
     theirs, ours = (dict(zip(names, each(pool, read, names), strict=True)) for read in (anchor, source))
     pool = pool if sum(tensor.numel() for tensor in ours.values()) > SMALL else None
@@ -104,7 +104,7 @@ def _sweeps(
 ) -> Descent:
     current = unaligned if start == "identity" else sweeper.distance(work)
     curve = [current]
-    rounding = ROUNDING * max(unaligned, current)  # not of what is left, which may be nothing
+    rounding = ROUNDING * max(unaligned, current)  # relative to the start, as the distance may become 0
     for number in range(SWEEPS):
         gain = sweeper.sweep(work, order, layers_first=number == 0 and start != "identity")
         assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
@@ -129,12 +129,12 @@ class Sweeper:
     skip: Skip
 
     def sweep(self, work: Workspace, order: random.Random, *, layers_first: bool = False) -> float:
-        """Every block once: the shared axes (of heads that all layers share, with what is inside of them), and all
-        layers at once, in random order. Returns what it gained.
+        """Solve every block once, in random order: each shared axis (of heads that all layers share, with the axes
+        inside), and all layers together. Returns by how much the squared distance fell.
 
-        layers_first: where a start has just set the shared axes. Solved again before the layers follow, they would be
-        drawn away from it by all that is not matched yet (the rotation of a stream of 30 layers was not recovered).
-        A block is skipped while its tensors have not changed since it was at its best.
+        layers_first: after a start that has set the shared axes. If they were solved again before the layers, the
+        layers that are not matched yet would spoil them (the rotation of a stream of 30 layers was not recovered).
+        A block is skipped if its tensors have not changed since it was optimal.
         """
         blocks: list[Instance | None] = [*self.of_all_layers, *([None] if self.by_layer else [])]
         drawn = order.sample(blocks, len(blocks))
@@ -148,10 +148,10 @@ class Sweeper:
         )
 
     def solved(self, work: Workspace, instance: Instance, solve: Solve) -> float:
-        """What solving a block gains, if anything can be.
+        """The gain of solving a block; 0 if it is known to be optimal.
 
-        Once solved it is at its best where the solution is a closed form of moments that are linear in the element; a
-        block that is solved iteratively, when it no longer changes.
+        One step makes a block optimal if its solution is a closed form, of moments that are linear in the element.
+        Other blocks are optimal when a step no longer changes them.
         """
         before = work.version(instance)
         if work.solved.get(instance) == before:
@@ -166,8 +166,7 @@ class Sweeper:
         return self.step(work, instance, moments, self.pool) if moments else 0.0
 
     def layers(self, work: Workspace) -> float:
-        """The instances of each layer, axes that others are inside of first; layers in parallel, and beside them
-        attention that is in none."""
+        """Solve the instances of each layer, outer axes first; layers, and attention outside of layers, in parallel."""
 
         def one(instances: list[Instance]) -> tuple[float, Workspace]:
             part = work.part(instances)
@@ -184,7 +183,7 @@ class Sweeper:
 
     @cached_property
     def by_layer(self) -> list[list[Instance]]:
-        """The others, by layer, and those of attention that is in none: axes that others are inside of first."""
+        """The other instances, by layer, and those of attention outside of layers; outer axes first."""
         layers: dict[tuple[int, ...], list[Instance]] = {}
         for instance in self.instances:
             if not self.spec.is_shared(instance.axis):
@@ -193,7 +192,7 @@ class Sweeper:
 
     @cached_property
     def inner(self) -> Mapping[Instance, list[Instance]]:
-        """The instances inside of an axis of a layer, or of all layers: those that others are inside of first."""
+        """Instance of an outer axis → the instances inside of it, of which those with others inside come first."""
 
         def inside(outer: Instance) -> list[Instance]:
             named = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
@@ -203,7 +202,7 @@ class Sweeper:
         return Memo(inside)
 
     def nested(self, instances: Sequence[Instance]) -> Iterator[tuple[Instance, Solve]]:
-        """Those that are inside of none before them, each with what solves it."""
+        """The instances that are inside of none before them, each with its solver."""
         done = set[Instance]()
         for instance in instances:
             inner = self.inner[instance]
@@ -212,8 +211,8 @@ class Sweeper:
                 yield instance, self.outer if inner else self.alone
 
     def outer(self, work: Workspace, instance: Instance) -> float:
-        """Reorder an axis that others are inside of (heads), each pair scored at the best inner elements, if that and
-        solving the inner axes is better than solving them as they are."""
+        """Reorder an outer axis (heads), each pair scored at its best inner elements, and then solve the inner axes. If
+        solving the inner axes alone is better, it is not reordered."""
         inner, names = self.inner[instance], work.touched(instance)
         element = match_outer(self.spec, instance, inner, self.anchor, work.tensors, self.groups, self.skip)
         reordered = reordered_inside(self.spec, instance, names, {i: self.groups[i] for i in inner})
@@ -234,8 +233,9 @@ class Sweeper:
         return better
 
     def lead(self, work: Workspace, instance: Instance, reordered: AbstractSet[str]) -> None:
-        """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these
-        in a wrong order all of it would be led astray, and them with it."""
+        """Solve an instance from the parts without axes that are reordered beside it (rotary planes from the keys, not
+        the queries). Parts whose units are still in a wrong order would give a wrong element, from which the order is
+        then not found either."""
         names = work.touched(instance)
         parts = [(name, part) for name in names for part in self.spec.tensors[name].layout.parts]
         only = {
@@ -255,7 +255,8 @@ class Sweeper:
         return self.step(work, instance, moments) if moments else 0.0
 
     def moments(self, instance: Instance, work: Workspace, names: Sequence[str]) -> PartMoments:
-        """Of an axis that many tensors share: one layer a thread, what is outside of layers first."""
+        """The moments of an axis that many tensors share: each layer in its own thread, tensors outside of layers
+        first."""
         index = {name: self.spec.tensors[name].index for name in names}
         layers = groupby(sorted(names, key=lambda name: sorted(index[name].items())), index.__getitem__)
         jobs = [list(of) for _, of in layers]
@@ -276,8 +277,8 @@ class Sweeper:
         return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, only, names)
 
     def step(self, work: Workspace, instance: Instance, moments: PartMoments, pool: Executor | None = None) -> float:
-        """Apply the best element, if it is better than none. Where moments are linear to first order only, it is
-        looked at whether it is."""
+        """Apply the best element, if it lowers the distance, and return by how much. Where a tensor has the axis twice,
+        the moments are a linear approximation, and the distance is computed to see whether it falls."""
         element, before, after, better = improve(self.groups[instance], moments)
         if not bool(better.any()):
             return 0.0
@@ -308,7 +309,7 @@ class Sweeper:
         return sum(self.spec.axes[axis].group is not None for axis in axes if not axis.isdigit())
 
     def distance(self, work: Workspace) -> float:
-        """Over all tensors; CheckpointError if it overflows."""
+        """The squared distance over all tensors; CheckpointError if it overflows."""
         total = sum(each(self.pool, lambda name: self._gap(name, work.tensors[name]), work.tensors))
         names, sums = list(work.tensors), [torch.tensor(total, dtype=torch.float64)]
         dtype = work.tensors[names[0]].dtype if names else torch.float64
@@ -316,7 +317,7 @@ class Sweeper:
         return total
 
     def distance_of(self, work: Workspace, names: Sequence[str]) -> float:
-        """Of some tensors, in this thread."""
+        """The squared distance over some tensors, computed in this thread."""
         return sum(self._gap(name, work.tensors[name]) for name in names)
 
     def _gap(self, name: str, tensor: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The alignment that a fusion by optimal transport averages under, in one call."""
+"""Alignment by optimal transport (OT fusion), in one call."""
 
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ def ot_alignment(
     residual: str = "all",
     **options: Any,
 ) -> Alignment:
-    """The alignment of the source with the anchor by optimal transport, whose mean with the anchor is OT fusion.
+    """The alignment of the source with the anchor by optimal transport. The mean of both after it is OT fusion.
 
-    Inexact with the solver "sinkhorn".
-
-    solver: "sinkhorn" with the regularisation as a share of the mean cost (by default that of `Sinkhorn`), or "emd",
-    hard maps, which are permutations. batches: what both are run on to compare what units do; None: their weights are
-    compared. residual: "all", one map for the whole stream; from activations also "first" or "last"; "separate", a map
-    for each point of it; from activations also the policies of Imfeld et al. (`along_the_stream`). Heads are assigned
-    one to one, planes of rotary positions turned, as without transport. options: of `match_models`, or
-    `match_by_activations`. Raises OptionError, and what these raise.
+    solver: "sinkhorn", whose plans are soft, so that the alignment is inexact; or "emd", whose plans are permutations.
+    regularisation: of sinkhorn, as a share of the mean cost (default: that of `Sinkhorn`). batches: units are compared
+    by their activations on these; None: by their weights. residual: "all", one map for the whole stream; "separate", a
+    map for each point of it; from activations also "first", "last", and the policies of Imfeld et al.
+    (`along_the_stream`). Heads are assigned one to one, and planes of rotary positions are turned, as without
+    transport. options: of `match_models` or `match_by_activations`. Raises OptionError, and what these raise.
     """
     if solver not in SOLVERS:
         raise OptionError(f"solver is {solver!r}; expected {' or '.join(SOLVERS)}")

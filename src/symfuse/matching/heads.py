@@ -1,5 +1,5 @@
-"""Assign the heads of the source to those of the anchor, or the experts: each pair is scored at its best inner elements
-(Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2, from activations)."""
+"""Assign the source's heads (or experts) to the anchor's. Each pair is scored at its best inner elements (Verma &
+Elbayad 2024, Section 3.2, from activations; Ainsworth et al. 2023 have no such step)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from symfuse.spec import Atom, Instance, Spec, Variance
 from symfuse.stats import Read, features
 from symfuse.stats.weights import require_products
 
-# Entries of cross-Grams of pairs that are computed at once: all pairs of heads, and few pairs of experts.
+# Entries of the cross-Gram matrices that are computed at once: enough for all pairs of heads, or a few of experts.
 ENTRIES = 1 << 24
 
 Scored = tuple[str, Atom, Tensor, Tensor]  # the tensor, the variance, and the anchor's and the source's features
@@ -33,15 +33,16 @@ def match_outer(
     groups: Mapping[Instance, Group],
     skip: Collection[tuple[str, str]],
 ) -> Element:
-    """The permutation of an axis (heads, experts) with the largest sum of scores of its pairs. The score of anchor
-    index i and source index j is the sum, over the inner axes that are matched, of the largest ⟨g, C_ij⟩ in their
-    groups, and of ⟨x_i, y_j⟩ of parts without an inner axis. Of an axis that is itself inside of one (heads in blocks)
-    there is a permutation for each index of that.
+    """The permutation of an outer axis (heads, experts) with the largest total score.
 
-    inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
-    is reordered itself (the query heads that share a key), pairs are scored by the parts without it (keys and values)
-    and by those with nothing else inside (of a group of experts the rows of their router); without such parts at its
-    best order for the pair (heads in blocks).
+    The score of index i of the anchor and j of the source is the sum of the largest ⟨g, C_ij⟩ over the group of each
+    inner axis that is matched, and of ⟨x_i, y_j⟩ over the parts without an inner axis (norms are the same for every
+    permutation). If the axis is itself inside of another (heads in blocks), there is one permutation for each index of
+    that.
+
+    inner: the instances to be matched inside. If one of them is reordered too (the query heads that share a key), pairs
+    are scored by the parts without it (keys and values), and by those with no other inner axis (of a group of experts,
+    the rows of their router). If there are no such parts, they are scored at its best order (heads in blocks).
     """
     size, batch = spec.axes[outer.axis].size, spec.batch(outer.axis)
     total = next(iter(source.values())).new_zeros(math.prod(batch), size, size, dtype=torch.float64)
@@ -60,7 +61,8 @@ def match_outer(
         return gram.double()
 
     def scores(units: Sequence[str], beside: Mapping[str, AbstractSet[str]]) -> Tensor | None:
-        """[batch, units, units], summed over the inner axes, of parts without those beside them; None without parts."""
+        """[batch, units, units], summed over the inner axes; parts that have axes of `beside` are left out. None if no
+        part is left."""
         out = None
         for instance in (one for axis in insides for one in matched[axis]):
             axes, front = spec.batch_axes(instance.axis), (*spec.batch_axes(outer.axis), *units)
@@ -81,7 +83,7 @@ def match_outer(
 
     if (found := scores([outer.axis], beside)) is not None:
         total += found
-    elif len(reordered) == 1:  # all parts have it: each pair is scored at the best order inside (of heads in blocks)
+    elif len(reordered) == 1:  # all parts have it: score each pair at its best order inside (heads in blocks)
         within = scores([outer.axis, *reordered], dict.fromkeys(insides, frozenset()))
         total += 0 if within is None else _best_inside(within, size)
     for name in names:
@@ -109,9 +111,9 @@ def _best_inside(scores: Float[Tensor, "b pairs pairs"], size: int) -> Float[Ten
 
 
 def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:
-    """The axes inside of an outer one that are reordered themselves, beside others inside of it: the query heads that
-    share a key, beside its planes. inner: the instances matched inside, with their groups; names: the tensors that
-    count."""
+    """The axes inside of an outer one that are permuted, and have a tensor part in common with another axis inside: the
+    query heads that share a key, with its planes. inner: the instances matched inside, with their groups; names: of the
+    tensors whose parts are looked at."""
     insides = {axis for axis in spec.order if outer.axis in spec.batch_axes(axis)}
     beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts]
     permuted = {instance.axis for instance, group in inner.items() if isinstance(group, Permutation)}
@@ -119,13 +121,13 @@ def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: M
 
 
 def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str], Tensor]) -> Float[Tensor, "h h"]:
-    """The score of every pair for one inner axis, over all parts that have it; some pairs at a time."""
+    """The score of every pair for one inner axis, over all parts that have it, computed for some pairs at a time."""
     size, *rest, n, _ = parts[0][2].shape
     step = max(1, math.isqrt(ENTRIES // (math.prod(rest) * n * n)))
     out = parts[0][2].new_empty(size, size, dtype=torch.float64)
     for i in range(0, size, step):
         for j in range(0, size, step):
-            grams: dict[bool, Tensor] = {}  # of what feels all of an element, and of gates, which feel its permutation
+            grams: dict[bool, Tensor] = {}  # False: of gates, which an element only permutes
             for name, atom, x, y in parts:
                 feels = atom.variance is not Variance.PLAIN
                 gram = checked(_pairs(x[i : i + step], y[j : j + step]), name)

@@ -1,5 +1,5 @@
-"""What a matching from weights or activations starts from: two models in one frame, and the groups of their axes; and
-how much an alignment changed."""
+"""The input of a matching from weights or activations: two models in one frame, and the group of each axis. And how
+much an alignment changed."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from symfuse.rewriting import canonical
 from symfuse.rewriting.ties import tied_heads
 from symfuse.spec import Instance, Spec, layer_of
 
-# What makes a pre-norm residual stream rotatable, in place.
+# The rewrites after which a pre-norm residual stream may be rotated; names and shapes stay.
 ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
 
 
 def rotatable(spec: Spec) -> tuple[str, ...]:
-    """ROTATABLE, before it the LayerScales folded where there are any."""
+    """ROTATABLE, after folding LayerScales if the model has any."""
     return ("fold_scales", *ROTATABLE) if spec.scales else ROTATABLE
 
 
 @dataclass(frozen=True)
 class Problem:
-    """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
-    group to use. lineage: of both models before any rewrite, for the provenance. auto: why these axes and this frame,
-    where the caller named none."""
+    """source, anchor: in the frame, with declarations changed by the variants. groups: instance to match → its group.
+    lineage: of both models before any rewrite, for the provenance. auto: why these axes and this frame, if the caller
+    named none."""
 
     source: Model
     anchor: Model
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def hard(self) -> Mapping[Instance, Group]:
-        """The groups, with permutations in the place of transport."""
+        """The groups, with permutations instead of transport."""
         return {i: Permutation() if isinstance(group, Sinkhorn) else group for i, group in self.groups.items()}
 
     def alignment(
@@ -81,7 +81,7 @@ class Problem:
         steps: Sequence[Mapping[str, Any]],
         **more: Any,
     ) -> Alignment:
-        """The same elements with frame, variants and provenance. origin: what the moments came from."""
+        """The alignment with frame, variants and provenance added. origin: "weights" or "activations"."""
         options = {"axes": list(self.axes), "layers": sorted(self.layers), **self.auto, **options}
         options |= {"variants": list(self.variants)} if self.variants else {}
         about = {"from": origin, "options": options, "steps": steps, **more}
@@ -101,13 +101,13 @@ def problem_of(
     variants: Sequence[str] = (),
     one_pass: bool = False,
 ) -> Problem:
-    """Both models in the frame, by default the `usual` one of the two.
+    """Both models in the frame, by default in the `usual` one.
 
-    groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
-    also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
-    where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
-    inexact; TRANSPORT comes of itself with a group `sinkhorn`, and stands for it where `groups` says nothing. Raises
-    IncompatibleError, OptionError, SpecError or CheckpointError unless one can be aligned with the other.
+    groups: word → the name of the group to match its axes with, instead of the usual one. These axes are matched even
+    if `axes` does not name them, or not matched if the name is "none". scaling: False for subgroups that keep norms,
+    for axes that are not in `groups`. variants: change the declarations (`symfuse.model.vary`), which is inexact. A
+    group `sinkhorn` implies the variant TRANSPORT, which in turn implies that group for axes that are not in `groups`.
+    Raises IncompatibleError, OptionError, SpecError or CheckpointError if the source cannot be aligned with the anchor.
     """
     require_same_shape(_alike_tied(source, anchor))
     for model in (source, anchor):
@@ -117,13 +117,13 @@ def problem_of(
     soft = TRANSPORT in variants
     variants = require_variants([*variants, *(TRANSPORT for name in (groups or {}).values() if sinkhorn(name))])
     source, anchor = (canonical(model, frame) for model in (source, anchor))
-    require_same_shape([source, anchor])  # once more: without a frame, ties still differ
-    asked, axes_to_match = select(source.spec, axes, groups)  # untied, one stream may be two
+    require_same_shape([source, anchor])  # again: without a frame, their ties may differ
+    asked, axes_to_match = select(source.spec, axes, groups)  # untying may split one stream in two
     require_unread(source.checkpoint, source.spec, axes_to_match)
     source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in (source, anchor))
     spec = source.spec
     kept = choose_layers(layers, spec.depth)
-    in_kept = {None, *kept}  # what is in no layer is always matched
+    in_kept = {None, *kept}  # axes outside of layers are always matched
     if gone := sorted(asked.keys() - {*with_split(asked, spec).values()}):
         raise OptionError(f"groups: {', '.join(gone)}: no such axis under {', '.join(variants)}; leave one of them out")
     split = with_split(axes_to_match, spec)
@@ -142,7 +142,7 @@ def problem_of(
 
 
 def _alike_tied(source: Model, anchor: Model) -> list[Model]:
-    """Both untied, if one is: of encoders with decoders that is more than the head."""
+    """Both models, untied if only one of them is tied. (In encoder-decoders more than the head may be tied.)"""
     models = [source, anchor]
     if len({bool(tied_heads(model)) for model in models}) == 1:
         return models
@@ -156,9 +156,10 @@ def usual(
     frame: Sequence[str] | None = None,
     variants: Sequence[str] = (),
 ) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
-    """Axes and frame for matching models with each other, the same for all of them, and the reason where they were not
-    named: axes as of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it
-    allows as it is, if all of them can be rewritten so, else no frame."""
+    """The axes and the frame for matching all of these models with each other, and the reasons for those that the
+    caller did not name. The axes are those of `auto_axes`. The frame is `rotatable` if the residual stream of pre-norm
+    models is matched by a larger group than acts on it without a frame, and all models can be rewritten so; else it is
+    empty."""
     axes, least = auto_axes(axes, models)
     why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same_basis": least >= SAME_BASIS}}
     if frame is not None:
@@ -176,8 +177,8 @@ def usual(
 def select(
     spec: Spec, axes: str | tuple[str, ...], groups: Mapping[str, str] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The groups that are asked for, by axis; and the axes to match, which are named or have such a group. OptionError
-    if a model has none of them, or all are taken out."""
+    """Axis → name of the group that the caller wants; and the axes to match: those that are named, or have such a
+    group. OptionError if the model has none of them, or all have the group "none"."""
     asked = choose_groups(groups or {}, spec)
     named = dict.fromkeys([*choose_axes(axes, spec), *asked])
     movable = {instance.axis for instance in spec.movable}
@@ -205,8 +206,8 @@ def _not_rotatable(model: Model) -> str | None:
 
 
 def _is_turned(spec: Spec, axes_to_match: Collection[str], asked: Mapping[str, str], default: str) -> bool:
-    """Whether a residual stream that norms read is matched, and neither by what may act on it as it is nor transported.
-    default: the name of the group of an axis of which none is asked for."""
+    """Whether a residual stream that norms read is matched by a group that may act on it only in the rotatable frame.
+    default: the name of the group of axes that are not in `asked`."""
     pre_norm = {axis for gain in spec.reads for axis in spec.tensors[gain].layout.names}
     groups = {axis: spec.axes[axis].group for axis in axes_of("residual", axes_to_match) if axis in pre_norm}
     for axis, group in groups.items():
@@ -229,8 +230,7 @@ def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: boo
 
 
 def steps_of(problem: Problem, alignment: Alignment) -> list[dict[str, Any]]:
-    """What an alignment over axes that meet changed of each: the squared distance over the tensors that the axis acts
-    on, before and after the whole alignment."""
+    """For each instance the squared distance over the tensors that it acts on, before and after the whole alignment."""
     spec, instances = problem.spec, list(problem.groups)
     touched = dict.fromkeys(name for instance in instances for name in spec.movable[instance])
     gaps = _gaps(problem, alignment, [name for name in touched if spec.shares(name, problem.anchor.spec)])
@@ -252,7 +252,7 @@ def steps_of(problem: Problem, alignment: Alignment) -> list[dict[str, Any]]:
 
 
 def _gaps(problem: Problem, alignment: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
-    """The squared distance of each tensor to the anchor's, before and after: once for all axes that touch it."""
+    """The squared distance of each tensor to the anchor's, before and after the alignment."""
     aligned = Model(alignment.on(problem.source), problem.spec)
     gaps = {}
     for name in names:
@@ -263,7 +263,7 @@ def _gaps(problem: Problem, alignment: Alignment, names: Collection[str]) -> dic
 
 
 def _not_identity(element: Element, group: Group) -> int:
-    """How many elements of a batch are not the identity."""
+    """How many elements of the batch are not the identity."""
     unit = group.identity(element.size, element.batch).tensors()
     differ = torch.zeros(element.batch, dtype=torch.bool)
     for key, tensor in element.tensors().items():

@@ -1,4 +1,4 @@
-"""The translations of biases that bring them nearest to the anchor's, for an element of the axis that they are on."""
+"""Translations of biases: the ones that bring them nearest to the anchor's, given the element of their axis."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from symfuse.groups import Element, Part
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import Read, features
 
-# What is added to keys or values is taken off again behind them (by the softmax, in the output bias), in numbers that
-# are rounded: a translation that is so many times longer than what it is added to loses that many times the precision.
+# A constant that is added to keys or values is removed again later (by the softmax, or in the output bias). Rounding in
+# between is relative to the sum, so a translation n times as long as what it is added to costs a factor n of precision.
 LONGEST = 16
-SMALL = 1e-24  # a sum of squares of which float32 may have lost terms
+SMALL = 1e-24  # a sum of squares in which float32 may have lost terms by underflow
 
 
 def translate(
     spec: Spec, instance: Instance, element: Element | None, rules: Sequence[Shift], anchor: Read, source: Read
 ) -> tuple[dict[str, Tensor], float]:
-    """Translations by name of the bias, float64, with the squared distance over these biases that is left.
+    """Name of a bias → its translation, float64; and the remaining squared distance of these biases.
 
-    Free ones (keys): the anchor's bias itself. Values: the least squares of t − (b_B − b_A) and W t − (c_A − c_B),
-    where c is the output bias and W the output projection, all in the aligned basis. Of a head whose translation would
-    be too long (`_over`) the bias stays. Without an element: nothing moves.
+    A free translation (keys) gives the anchor's bias. That of values minimises |t − (b_B − b_A)|² + |W t − (c_A −
+    c_B)|², where c is the output bias and W the output projection, all in the aligned basis. The bias of a head whose
+    translation would be too long (`_over`) is kept. Without an element there are no translations.
     """
     linear = Alignment(spec, {} if element is None else {instance: element})
     shifts: dict[str, Tensor] = {}
@@ -55,9 +55,10 @@ def translate(
 
 
 def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias: Tensor, t: Tensor) -> Tensor:
-    """The length of a translation over the longest that is allowed, for each element of the batch: LONGEST times the
-    size of what it is added to, the aligned outputs of weights and bias together for inputs whose entries are about 1,
-    as those of a norm. bias: the aligned one, which often is long enough alone. 0 without a translation."""
+    """The length of a translation relative to the longest that is allowed, for each element of the batch. That is
+    LONGEST times the size of the outputs (of aligned weights and bias) to which it is added, for inputs with entries
+    about 1, as a norm gives. bias: the aligned one; if it is long enough alone, weights are not read. 0 without a
+    translation."""
     spec, size, length = linear.spec, bias.norm(dim=-1), t.norm(dim=-1)
     if not bool((length <= LONGEST * size).all()):
         square = size.square()
@@ -72,7 +73,7 @@ def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias
 
 
 def _variance(spec: Spec, instance: Instance, rule: Shift) -> Part:
-    """How an element acts on what a rule translates."""
+    """The part of an element (primal, dual, plain) that acts on the bias of a rule."""
     atoms = (atom for part in spec.tensors[rule.bias].layout.parts for atom in part)
     return next(a.part for a in atoms if str(a) == rule.axis and a.name == instance.axis)
 
@@ -80,11 +81,12 @@ def _variance(spec: Spec, instance: Instance, rule: Shift) -> Part:
 def _least(
     w: Tensor, wanted: Tensor, c: Tensor, over: Callable[[Tensor], Tensor], g: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The t of the shape [*b, n] of `wanted` that has the least |t − wanted|² + |W'ᵀ t − c|²: 0 in those of the batch
-    in which it would be too long, the least of all others. And what is left of c, float64.
+    """argmin over t, shaped [*b, n] as `wanted`, of |t − wanted|² + |W'ᵀ t − c|², and the residual c − W'ᵀ t, float64.
+    Where t[b] would be too long it is set to 0, and the others are solved again.
 
-    w: the output projection, [*b n, k], before alignment: W' = g⁻ᵀ W, and in u = g⁻¹ t it is |g u − wanted|² + |Wᵀ u −
-    c|². g: [*b, n, n]. Any t is exact, one that is not quite the least too: it is as near as the dtype of W tells.
+    w: the output projection [*b n, k] before alignment. With W' = g⁻ᵀ W and u = g⁻¹ t the objective is |g u − wanted|²
+    + |Wᵀ u − c|². g: [*b, n, n]. Every t leaves the function unchanged, so its error, which depends on the dtype of W,
+    costs a little distance only.
     """
     flat = wanted.reshape(-1)
     metric, pull = (None, flat) if g is None else (g.mT @ g, _rows(flat, g))
@@ -97,11 +99,11 @@ def _least(
         if bool((share <= 1).all()):
             out = (u.to(w.dtype) @ w).double()
             return t, c - (out if bool(out.isfinite().all()) else u @ w.double())
-        kept.view(-1)[share.argmax()] = False  # one by one: others may be long only to make up for it
+        kept.view(-1)[share.argmax()] = False  # one at a time: others may be long only to compensate for it
 
 
 def _rows(t: Float[Tensor, " bn"], matrix: Float[Tensor, "*b n n"]) -> Float[Tensor, " bn"]:
-    """Each of several vectors, as a row, times its matrix: four times as fast as the matrix times a column."""
+    """Row vector times matrix, for each of a batch: four times as fast as matrix times column vector."""
     blocks = matrix.reshape(-1, *matrix.shape[-2:])
     return (t.reshape(len(blocks), 1, -1) @ blocks).reshape(-1)
 
@@ -114,12 +116,12 @@ def _ridge(
     mask: Tensor | None,
     left: float,
 ) -> Float[Tensor, " bn"]:
-    """The u that has the least u·Mu − 2 u·pull + |Wᵀ u − c|² of those that are 0 where the mask is: by conjugate
-    gradients in the dtype of W, of which a few dozen products with W cost less than one factorisation.
+    """argmin over u of u·Mu − 2 u·pull + |Wᵀ u − c|², with u = 0 where the mask is False. By conjugate gradients in the
+    dtype of W: a few dozen products with W cost less than one factorisation.
 
-    It ends where u is known to 10 eps, or in float32 where the distance is known to one: for a residual r it is less
-    than |r|²/m above the least, m being the least of the diagonal of M, if g is a rotation with a scale. left: the
-    distance for u = 0.
+    They stop when u is accurate to 10 eps, or, in float32, when the objective is accurate to eps. With a residual r it
+    exceeds the minimum by less than |r|²/m, where m is the least entry of the diagonal of M, if g is a rotation with a
+    scale. left: the objective at u = 0.
     """
     eps, like = torch.finfo(w.dtype).eps, w.dtype
     share = eps if like != torch.float64 else 0.0
@@ -132,20 +134,20 @@ def _ridge(
     square = float(residual @ residual)
     enough, small = (10 * eps) ** 2 * square, square < SMALL and left > 0
     for _ in range(2 * len(u)):
-        if not square > max(enough, share * least * left):  # also of what is no number
+        if not square > max(enough, share * least * left):  # also if it is NaN
             break
         image = w @ (direction @ w)
         image += direction if gram is None else _rows(direction, gram)
         if mask is not None:
             image *= mask
         curvature = float(direction @ image)
-        if not curvature > 0:  # too small for the dtype
+        if not curvature > 0:  # underflow
             break
         step = square / curvature
         u.add_(direction, alpha=step)
         residual.sub_(image, alpha=step)
         before, square, left = square, float(residual @ residual), left - step * square
         direction.mul_(square / before).add_(residual)
-    if like != torch.float64 and (small or not math.isfinite(square)):  # squares that float32 does not hold
+    if like != torch.float64 and (small or not math.isfinite(square)):  # squares underflow or overflow in float32
         return _ridge(w.double(), pull, metric, c, mask, left)
     return u.double() if mask is None else torch.where(mask, u.double(), 0.0)

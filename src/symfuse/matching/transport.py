@@ -1,8 +1,8 @@
-"""Fusion by optimal transport: models softly aligned with an anchor, to be averaged with it (Singh & Jaggi 2020,
+"""Fusion by optimal transport: a source is softly aligned with an anchor, to be averaged with it (Singh & Jaggi 2020,
 arXiv 1910.05653; Imfeld et al. 2024, arXiv 2310.05719). Inexact.
 
-The cost of a pair of units is their squared distance: of all weights that touch them (in the papers of those that write
-them), or of what they do on the same inputs.
+The cost of a pair of units is their squared distance: of all their weights, those that write and those that read them
+(in the papers only those that write them), or of their activations on the same inputs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from symfuse.stats import weight_moments
 from symfuse.stats.activations import Batch, magnitudes, moments_of, record
 from symfuse.stats.taps import Tap, taps
 
-# What the map of a point of the residual stream is made of: those of the stream before it and of the branch that is
+# How the map at a point of the residual stream follows from that of the stream before it and that of the branch that is
 # added there (the residual policies of Imfeld et al.).
 POLICIES = ("branch", "mean", "weighted-scalar", "weighted-matrix")
 
 
 def soften(problem: Problem, hard: Alignment, pool: Executor) -> Alignment:
-    """Replace the permutations of axes that are to be transported by plans: of each axis the best one for all others
-    as in `hard`. So the plans of axes that meet do not blur each other, and without entropy they are the permutations
-    again.
+    """Replace the permutations of axes that are to be transported by plans. Each plan is computed with all other axes
+    aligned by `hard`: so soft plans of axes that meet do not blur each other, and without entropy the plans are the
+    permutations.
     """
     spec, aligned = problem.spec, Model(hard.on(problem.source), problem.spec)
 
@@ -55,8 +55,8 @@ def along_the_stream(
     policy: str,
     kind: str,
 ) -> dict[Instance, Coupling]:
-    """The map of each point of the residual stream, the first as it is among the elements, from there on
-    M ← s M + (1 − s) B, with B of what the sublayer adds at that point and the share s by policy:
+    """The map at each point of the residual stream. The first is taken from the elements, the next are M ← s M +
+    (1 − s) B, where B is the map of the sublayer's output that is added there. The share s depends on the policy:
 
     "branch": 0. "mean": 1/2. "weighted-scalar": the mean |activation| of the anchor's stream over the sum of that and
     the branch's. "weighted-matrix": the same for each unit; then rows sum to one, and columns need not.
@@ -84,13 +84,13 @@ def along_the_stream(
             stream, own = sizes[skips[before]], torch.stack([sizes[tap] for tap in added]).sum(0)
             if policy == "weighted-scalar":
                 stream, own = stream.mean(), own.mean()
-            share = (stream / (stream + own)).nan_to_num(0.5)[..., None]  # of a unit that never does anything
+            share = (stream / (stream + own)).nan_to_num(0.5)[..., None]  # of a unit that is always 0
         maps[point] = Coupling(share * maps[before].matrix + (1 - share) * branch)
     return maps
 
 
 def _skip(spec: Spec, module: nn.Module, point: Instance) -> Tap:
-    """Where the stream at a point is recorded as it bypasses the next sublayer: before the norm, where there is one."""
+    """The tap that records the stream at a point, before the norm of the next sublayer if there is one."""
     readers_of_stream = taps(spec, module, [point])[point]
     reader = min(readers_of_stream, key=lambda tap: not spec.tensors[tap.weight].index)  # a tied decoder is in no layer
     gain = next((gain for gain, readers in spec.reads.items() if reader.weight in readers), None)

@@ -1,4 +1,4 @@
-"""From recorded activations of an axis the element that moves the source's units onto the anchor's."""
+"""The best element of one axis instance for recorded activations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from symfuse.stats.taps import Tap
 def best(
     spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, kind: str, device: torch.device
 ) -> Element:
-    """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
+    """The best element. If the group has scales, first the permutation or rotation, then scales that give the anchor's
+    standard deviations.
 
-    What activations gain by a scale takes no account of the weights that read the unit. device: where it is solved;
-    what is recorded, and the element, are on the processor.
+    The scale that fits activations best does not take the weights that read the unit into account. device: of the
+    solver; the recorded moments and the element are on the processor.
     """
     moments = {part: m.to(device) for part, m in alike(spec, instance, recorded, group, kind).items()}
     return _best(spec, instance, recorded, group, moments).to(CPU)
@@ -31,11 +32,11 @@ def best(
 def _best(
     spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, moments: PartMoments
 ) -> Element:
-    if isinstance(group, Sinkhorn):  # soft also where that is not nearer than the source as it is
+    if isinstance(group, Sinkhorn):  # without `improve`, which would replace a plan by the identity
         return group.best(moments)
     if not _rescales(group):
         return improve(group, moments)[0]
-    if isinstance(group, Scaling):  # what is left of it without scales is the identity
+    if isinstance(group, Scaling):  # without scales it is the identity
         xy = next(iter(moments.values())).xy
         unscaled: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
     else:
@@ -47,7 +48,7 @@ def _best(
 
 
 def _rescales(group: Group) -> bool:
-    """Whether its elements are scales after a permutation or rotation."""
+    """Whether its elements are a permutation or rotation followed by scales."""
     if isinstance(group.identity(1, ()), Linear):
         return False
     return isinstance(group, Scaling) or group.without_scaling() != group
@@ -63,10 +64,10 @@ def alike(
     pairs: str | None = None,
     without: Collection[str] = (),
 ) -> PartMoments:
-    """The moments from which an element follows up to its scales; pairs, without: as in `moments_of`.
+    """The moments that determine an element up to its scales; pairs, without: as in `moments_of`.
 
-    A rotation with a scale turns the anchor's way what has its norm. So queries and keys have the same say, however
-    either model shares the norm of its scores among them, and so has each head.
+    For rotations with a scale they are divided by the norms of the parts. So all heads have equal weight, and so have
+    queries and keys, however a model divides the norm of its scores between them.
     """
     moments = moments_of(spec, instance, recorded, group, kind, pairs=pairs, without=without)
     if isinstance(group.identity(1, ()), Monomial) or not _rescales(group):
@@ -79,15 +80,15 @@ def alike(
 
 
 def _scale(element: Element, moments: PartMoments) -> Tensor:
-    """The ratio of deviations of each unit, or of all that a rotation mixes: the geometric mean over the parts, of
-    which the dual one goes the other way, and 1 where there is none in which both change.
+    """The ratio of the standard deviations of each unit, or of all units that a rotation mixes: the geometric mean over
+    the parts, with the inverse for the dual part. 1 if no part varies in both models.
 
-    Swapping the models inverts it. The slope of least squares is that times the correlation: of units that are alike
-    and not the same it is too small, in both directions.
+    Swapping the models inverts it. The slope of least squares, which is this ratio times the correlation, would be too
+    small in both directions for units that are similar but not equal.
     """
     logs = []
     for part, m in moments.items():
-        if part == "plain":  # does not feel scales
+        if part == "plain":  # scales do not act on it
             continue
         by_unit = isinstance(element, Monomial)
         x, y = (m.x_norms, element.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))

@@ -1,6 +1,6 @@
-"""Many models without an anchor: all are aligned with their running mean, until it settles (generalised Procrustes,
-Gower 1975; for networks Crisostomi et al. 2024, C²M³). Going from one model to another through the mean is consistent
-along every cycle by construction."""
+"""Many models without an anchor: all are aligned with their mean, in rounds until it no longer changes (generalised
+Procrustes, Gower 1975; for networks Crisostomi et al. 2024, C²M³). Maps from one model to another through the mean are
+consistent along every cycle by construction."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ SETTLED = 1e-3  # rounds end when one lowers the spread by less than this share
 
 
 def nearest_to_mean(models: Sequence[Model]) -> int:
-    """The index of the model with the least Euclidean distance to the mean of the base models, read tensor by tensor.
+    """The index of the model with the least Euclidean distance to the mean, over all tensors but heads and ties, which
+    are read one at a time.
 
-    Two models are equally near: then the last, so that `merge A B` aligns A with B.
+    Two models are equally near; then it is the last, so that `merge A B` aligns A with B.
     """
     require_same_shape(models)
     spec = models[0].spec
@@ -51,9 +52,9 @@ class Universe:
 def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: Any) -> Universe:
     """Alignments that move all models towards their mean. options: those of `match_models`.
 
-    First all are matched to the one nearest to the mean; then each to the mean of all, which is formed anew after each
-    round. A round that raises the spread is taken back. The means are kept in memory (of the processor, whatever the
-    device), in float32 at least.
+    First all are matched to the one nearest to the mean; then, in each round, each to the mean of all aligned models. A
+    round that raises the spread is discarded, and is the last. The mean is kept in the processor's memory, in float32
+    at least.
     """
     if len(models) < 2 or rounds < 1:
         raise OptionError(
@@ -61,9 +62,9 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
         )
     models = [model.on(options.get("device", CPU)) for model in models]
     asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"), options.get("variants", ()))
-    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
+    options["axes"], options["frame"], _ = usual(models, *asked)  # once, not again for each mean
     anchor = models[nearest_to_mean(models)]
-    alignments = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
+    alignments = [match_models(model, anchor, **options) for model in models]  # the anchor's has no elements
     plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in alignments]
     curve = [spread(_aligned(models, plain)), spread(_aligned(models, alignments))]
     options = options | {"starts": 1}
@@ -86,7 +87,7 @@ def _aligned(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[M
 
 
 def _mean(models: Sequence[Model]) -> Model:
-    """The mean of what all have, with the heads of the first."""
+    """The mean of the tensors that all models have, with the heads of the first."""
     first, *others = models
     tensors = {}
     for name in first.spec.tensors:
@@ -98,7 +99,7 @@ def _mean(models: Sequence[Model]) -> Model:
 
 
 def spread(models: Sequence[Model]) -> float:
-    """The sum of squared distances to the mean, over what all have."""
+    """The sum of squared distances to the mean, over the tensors that all models have."""
     first, *others = models
     total = 0.0
     for name in first.spec.tensors:
@@ -109,5 +110,5 @@ def spread(models: Sequence[Model]) -> float:
 
 
 def _has(first: Model, name: str, other: Model) -> bool:
-    """Whether the other model has that tensor too; heads of one kind only are in no mean and no spread."""
+    """Whether the other model has that tensor too. Only heads of one kind have a mean."""
     return first.spec.shares(name, other.spec) and other.spec.file_name(name) in other.whole

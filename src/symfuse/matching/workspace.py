@@ -1,4 +1,4 @@
-"""A source in memory that is transformed step by step, and the product of the elements that acted."""
+"""The source in memory while it is transformed step by step, and the product of the elements so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ B = TypeVar("B")
 
 
 def each(pool: Executor | None, work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """What the work makes of each item, one a thread of the pool; without a pool in this thread."""
+    """The results of the work for all items, in threads of the pool; without a pool in this thread."""
     return list(map(work, items) if pool is None else pool.map(work, items))
 
 
@@ -28,7 +28,7 @@ def each(pool: Executor | None, work: Callable[[A], B], items: Iterable[A]) -> l
 class Workspace:
     """The source as transformed so far, in memory, and the elements that acted on it.
 
-    changes: how often each tensor was changed. solved: the `version` of each block when it was at its best.
+    changes: how often each tensor was changed. solved: the `version` of each block when it was last optimal.
     """
 
     spec: Spec
@@ -47,11 +47,11 @@ class Workspace:
         return [*filter(self.tensors.__contains__, self.spec.movable[instance])]
 
     def version(self, instance: Instance) -> Sequence[int | None]:
-        """How often each of them was changed; None for never."""
+        """How often each tensor that it acts on was changed; None for never."""
         return [*map(self.changes.get, self.touched(instance))]
 
     def apply(self, instance: Instance, element: Element, pool: Executor | None = None) -> None:
-        """Move all that the instance touches: one tensor a thread of the pool, if there is one."""
+        """Transform all tensors that the instance acts on, in threads of the pool if there is one."""
         by = {instance.axis: element}
 
         def one(name: str) -> None:
@@ -66,7 +66,7 @@ class Workspace:
         self.elements = composed(self.spec, elements, self.elements)
 
     def trial(self) -> Workspace:
-        """A copy, which changes independently."""
+        """A copy that can be changed independently."""
         return replace(self, tensors=dict(self.tensors), changes=dict(self.changes))
 
     def take(self, trial: Workspace) -> None:

@@ -279,12 +279,15 @@ class Spec:
         )
 
     @cached_property
-    def touched(self) -> dict[str, dict[str, Instance]]:
+    def touched(self) -> Mapping[str, dict[str, Instance]]:
         """For each tensor the instances that act on it, by axis, in the order in which they act."""
-        return {
-            name: {axis: self.instance(axis, t.index) for axis in self.order if axis in t.layout.names}
-            for name, t in self.tensors.items()
-        }
+
+        def of(name: str) -> dict[str, Instance]:
+            declared = self.tensors[name]
+            axes = (axis for axis in self.order if axis in declared.layout.names)
+            return {axis: self.instance(axis, declared.index) for axis in axes}
+
+        return Memo(of)
 
     @cached_property
     def order(self) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ def moments_of(
     rotates always use covariances, since a rotation changes the deviations of single units. pairs: an axis that this
     one is inside of; then there are moments for each pair of the anchor's and the source's units h of that axis: [*o,
     h, h, *b, ...], where o are the batch axes of that axis and b the other batch axes of this one. without: axes; parts
-    that have them do not count.
+    that have one of them are ignored.
     """
     require_kind(kind)
     by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial | Coupling)

@@ -1,8 +1,8 @@
 """The diagonal of the Fisher information of a live module: the mean over examples of the squared gradient of
 −log p(y|x) (Matena & Raffel 2022, Equation 4; with sampled labels the expected, with given ones the empirical Fisher).
 
-The square is of each example's gradient. That of a batch's mean, which is what one backward pass gives, is another
-number: it shrinks with the size of the batch.
+The gradient of each example is squared. The square of a batch's mean gradient, which one backward pass gives, is
+another number: it shrinks with the size of the batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def fisher_diagonal(
 
 @dataclass
 class _Taken:
-    """Sums over the examples so far, and what is known of how to take more."""
+    """Sums over the examples so far, and whether further ones can be added by batches."""
 
     module: nn.Module
     loss: Loss
@@ -105,7 +105,7 @@ class _Taken:
             _require_finite(name, total, f"in batch {number}")
 
     def _compare(self, batch: Batch, number: int) -> None:
-        """Add two examples one by one, and see whether together they give the same."""
+        """Add two examples one by one, and compare with the result of both in one pass."""
         each, together = _zeros(self.wanted), _zeros(self.wanted)
         self._add_each(each, batch, 2, number)
         try:

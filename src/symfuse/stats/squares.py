@@ -21,8 +21,8 @@ class Outer:
 
     @classmethod
     def of(cls, d: Tensor, x: Tensor, transposed: bool) -> Outer:
-        """dᵀ x, or xᵀ d, of the gradient d of a linear map's output and its input x. Where the loss hears nothing of a
-        position, as of padding, or in the last layer of all tokens but the first, d is 0."""
+        """dᵀ x, or xᵀ d, of the gradient d of a linear map's output and its input x. d is 0 at
+        positions on which the loss does not depend: padding, or all tokens but the first in the last layer."""
         live = torch.linalg.vector_norm(d, torch.inf, dim=-1) != 0
         return cls(x, d, live) if transposed else cls(d, x, live)
 

@@ -1,6 +1,6 @@
 """Where a live module has the activations of an axis, and recording them while it runs.
 
-The places follow from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the axis's
+The layouts determine where. A weight that reads an axis (`axis*` in its input dimension) has the axis's
 activations as its module's input. Where no module with hooks reads the axis, the outputs of the weights that write it
 are used.
 """
@@ -46,8 +46,8 @@ def taps(
     *,
     written: bool = False,
 ) -> dict[Instance, tuple[Tap, ...]]:
-    """The taps of each axis instance: all inputs that have its units; without any, all outputs. without: axes that a
-    tap must not have beside them. written: use the outputs in any case."""
+    """The taps of each axis instance: all inputs that have its units, or if there are none, all outputs. without: taps
+    that have one of these axes too are left out. written: use the outputs in any case."""
     known = ARCHITECTURES.get(spec.family)
     called = [name for name in spec.tensors if known is None or known.calls(name.rpartition(".")[0])]
     owners = owners_of(called, module)

@@ -47,13 +47,14 @@ def weight_moments(
     names: Sequence[str] | None = None,
     scanned: tuple[Read, Read] | None = None,
 ) -> PartMoments:
-    """The moments of one axis instance over all tensors that it touches, or those of `names`, but for the parts
-    (name, atom) in `skip`, or over those in `only`.
+    """The moments of one axis instance over all tensors that it acts on, or those of `names`, without the parts (name,
+    atom) in `skip`, or over the parts in `only` alone.
 
-    anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source. NaN and
-    infinity are detected in the moments; scanned: readers that then report the tensor, if other than these.
-    The dtype is the group's, or that of the tensors if it is wider, and xx and yy are what it needs (`Group.gram`).
-    Where g acts like its dual, both parts are summed as they come. Raises CheckpointError if a moment overflows.
+    anchor, source: read a tensor by canonical name; the elements of other axes have already been applied to the source.
+    NaN and infinity are detected in the moments; scanned: readers that then report the tensor, if other than these. The
+    dtype is the group's, or that of the tensors if it is wider; xx and yy are matrices or diagonals, as the group needs
+    (`Group.gram`). If elements of the group equal their duals, primal and dual parts are summed. Raises CheckpointError
+    if a moment overflows.
     """
     out: dict[Part, Moments] = {}
     names = spec.movable[instance] if names is None else names

@@ -164,7 +164,7 @@ def at(module: nn.Module, field: Tensor) -> Tensor:
 
 
 def labels_of(module: nn.Module, batch: Batch, shape: torch.Size) -> Tensor:
-    """The labels of a batch, of this shape; of one without any UNKNOWN, and IGNORED where there is padding."""
+    """The labels of a batch, in this shape. If it has none, they are UNKNOWN, and IGNORED at padding."""
     if "labels" in batch:
         return at(module, batch["labels"])
     labels = torch.full(shape, UNKNOWN)

@@ -33,7 +33,7 @@ class Retrieval(Task):
 
     The loss of a query is −log of the softmax mass, over all candidates, of those with its label: of pairs, its second
     text (van den Oord et al. 2018); of labelled texts, all other texts of its class (Goldberger et al. 2004). Metrics:
-    of pairs, the mean reciprocal rank and how often the first is right, equal likenesses counted as wrong; of labelled
+    of pairs, the mean reciprocal rank and how often the first is right, ties counted as wrong; of labelled
     texts, accuracy by the nearest neighbour. In a batch, texts with equal
     labels belong together, and role is _QUERY, _CANDIDATE or both.
     """

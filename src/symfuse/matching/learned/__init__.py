@@ -1,4 +1,4 @@
-"""Matchings learned by descending the loss between models."""
+"""Matchings learned by minimising the loss on the path between models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learning that was stopped goes on from its journal, as if it had not been stopped."""
+"""The state of a learning run in a file, from which a stopped run continues with the same result."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from symfuse.files import regular
 
 @dataclass
 class Run:
-    """A learning that goes on, or is done.
+    """A learning run, finished or not.
 
-    history: (step, mean loss since the last, barrier on the validation data, what decides which step is kept). ends:
-    the losses of the models alone. best: the parameters of the step that is kept, by model.
+    history: one (step, mean loss since the last entry, barrier on the validation data, criterion) for each validation;
+    the step with the least criterion is kept. ends: the losses of the models themselves. best: the parameters of the
+    step that is kept, by model.
     """
 
     step: int = 0
@@ -32,12 +33,12 @@ class Run:
 
     @property
     def least(self) -> float:
-        """What decides which step is kept, at its least; infinite before any is measured."""
+        """The least criterion so far; infinite before any is measured."""
         return min((measured for *_, measured in self.history), default=math.inf)
 
 
 class Journal:
-    """The state of a run in a file, if there is one. about: what tells the run from others: JSON data."""
+    """The state of a run in a file, or nowhere if the path is None. about: JSON data that identify the run."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Journal:
         self.about = json.dumps(about, sort_keys=True)
 
     def load(self) -> Run | None:
-        """The run so far, with parameters and optimizer set to it; OutputError if the file is of another."""
+        """The run so far; parameters and optimizer are set to its state. OutputError if the file is of another run."""
         if self.path is None:
             return None
         try:
@@ -78,7 +79,7 @@ class Journal:
             ) from error
 
     def _require_whole(self, run: Run) -> None:
-        """ValueError if what was read cannot be the state of a run."""
+        """ValueError if the file cannot be the state of this run."""
         numbers = [x for one in run.history for x in one[2:]] + list(run.ends)
         shapes = [{name: leaf.shape for name, leaf in one.items()} for one in self.leaves]
         best_shapes = [{name: leaf.shape for name, leaf in one.items()} for one in run.best]
@@ -88,7 +89,7 @@ class Journal:
             raise ValueError("it is not the state of such a run")
 
     def save(self, run: Run) -> None:
-        """All of it, or what was there before."""
+        """Replace the file by the state of the run, in one step."""
         if self.path is None:
             return
         state = {

@@ -1,4 +1,5 @@
-"""The learned parameters of one model's elements: those of all layers in one tensor, as their groups map them."""
+"""The learned parameters (latents) of one model's elements. Those of all layers are in one tensor; the group maps them
+to elements."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ from symfuse.matching.learned.settings import Permutations
 from symfuse.spec import Instance, Shift, Spec, bias_of
 
 SCORES = "scores"  # beside the names of a group's own parameters
-# Of soft permutations: how many times more a unit weighs at the start, where scores are 1 and 0, than all others do.
-# What is annealed goes from the first to the last; what stays soft stays at the middle.
+# Odds of soft permutations: the weight of a unit with score 1, relative to that of all others with score 0 together.
+# Annealed permutations go from WARM to COLD; those that stay soft keep TEPID.
 WARM, TEPID, COLD = 1.0, 10.0, 1000.0
 
 
 @dataclass(frozen=True)
 class Latents:
-    """Elements that start as the identity, for a model that matching has already aligned.
+    """The parameters of elements that start as the identity, for a model that is aligned already.
 
-    translations: of biases that another takes back (values), by the number of the rule in the declaration. gauges: by
-    weight that reads a norm (Spec.gauges). All leaves are in the dtype that is learned in. A permutation is learned
-    where the group of an axis has any, unless they are kept.
+    translations: of biases that are compensated in another bias (values), by the number of the rule in the declaration.
+    gauges: by weight that reads a norm (Spec.gauges). All leaves have the dtype of the learning. Permutations are
+    learned where the group of an axis contains any, unless `permutations` is "kept".
     """
 
     spec: Spec
@@ -78,13 +79,14 @@ class Latents:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """All parameters, by names that stay."""
+        """All parameters, by names that are the same in each run."""
         named = {f"{i}.{name}": leaf for i, stack in enumerate(self.stacks) for name, leaf in stack.leaves.items()}
         named |= {f"translation {number}": leaf for number, leaf in self.translations.items()}
         return named | {f"gauge {reader}": leaf for reader, leaf in self.gauges.items()}
 
     def actions(self, odds: float | None = None) -> dict[Instance, Action]:
-        """What moves the model, with graphs. odds: of soft permutations (see WARM); without, they are hard."""
+        """The elements as functions of the parameters, with graphs. odds: of soft permutations (see WARM); None: they
+        are hard."""
         relax = straight_through if odds is None else partial(_soft, odds=odds)
         return {instance: g for stack in self.stacks for instance, g in stack.actions(relax)}
 
@@ -99,13 +101,13 @@ class Latents:
 
     @torch.no_grad()
     def elements(self) -> dict[Instance, Element]:
-        """What the parameters stand for, in float64: elements of their groups, or couplings where they stay soft."""
+        """The elements that the parameters define, in float64; couplings where permutations stay soft."""
         return {i: g for stack in self.stacks for i, g in stack.elements(self.permutations == "soft")}
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Instances whose groups and sizes are equal. leaves: [instances, *b, …]."""
+    """Instances with equal groups and sizes. leaves: the parameters by name, each [instances, *b, …]."""
 
     group: Group
     size: int
@@ -145,17 +147,17 @@ class Stack:
 
 
 def reorders(group: Group, n: int) -> bool:
-    """Whether the elements of a group, on n units, are permutations among other things; rotations turn instead."""
+    """Whether the group on n units contains permutations, and its elements are monomial (not rotations)."""
     return "permutation" in subgroups(group, n) and isinstance(group.identity(n, ()), Monomial)
 
 
 def _soft(scores: Tensor, odds: float) -> Relaxed:
-    """At the temperature at which the exponential of a score of 1 is the odds times the number of the other units."""
+    """A soft permutation. The temperature is that at which exp(score) of a score of 1 is odds · (n − 1)."""
     return soft(scores, 1 / max(1e-3, math.log1p(odds * (scores.shape[-1] - 1))))
 
 
 def _instance_of(spec: Spec, rule: Shift) -> Instance:
-    """The axis instance of the part of a bias that a rule translates."""
+    """The axis instance whose translations a rule describes."""
     return spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index)
 
 

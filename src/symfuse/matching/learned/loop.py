@@ -1,5 +1,5 @@
-"""Learning a matching: descend the loss of random points between the models, in the parameters that move them (Theus et
-al. 2025, Section 4.3, Algorithm 3; of several models at once, their Section 5)."""
+"""Learning a matching: minimise the loss at random points between the models over the parameters of their elements
+(Theus et al. 2025, Section 4.3, Algorithm 3; for several models at once, their Section 5)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from symfuse.matching.learned.settings import Learning, Progress
 from symfuse.messages import first_line
 
 WARM_UP = 0.05  # of the steps
-CLIP = 1.0  # the most that the norm of the gradient may be
+CLIP = 1.0  # the largest norm of a gradient; longer ones are scaled down
 SINGULAR: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def descend(
     path: Path, learning: Learning, about: Mapping[str, Any], teacher: int | torch.nn.Module | None = None
 ) -> Run:
-    """Learn the latents of a path, and leave them at the step that is kept. about: what tells this run from others, for
+    """Learn the latents of a path, and set them to the step that is kept. about: JSON data that identify this run in
     its journal. teacher: as in `Objective`."""
     leaves = [latents.leaves for latents in path.latents if latents is not None]
     flat = [leaf for one in leaves for leaf in one.values()]
@@ -57,7 +57,7 @@ def descend(
                 _validate(judge, learning, run, sum(losses) / len(losses), leaves)
             journal.save(run)
             losses.clear()
-            rng = random.Random(f"{learning.seed} {run.step}")  # the same whether it was stopped here or not
+            rng = random.Random(f"{learning.seed} {run.step}")  # as in a run that continues here
             batches = _batches(task, rng)
     for one, best in zip(leaves, run.best, strict=True):
         for name, leaf in one.items():
@@ -67,7 +67,7 @@ def descend(
 
 @contextmanager
 def _computable(learning: Learning, run: Run) -> Iterator[None]:
-    """CheckpointError for maps that have become singular, and gradients that are not finite."""
+    """Turn errors of singular maps and of gradients that are not finite into a CheckpointError."""
     try:
         yield
     except SINGULAR as error:
@@ -97,18 +97,18 @@ def _step(
 def _validate(
     judge: Objective, learning: Learning, run: Run, loss: float, leaves: Sequence[Mapping[str, Tensor]]
 ) -> None:
-    """Measure the barrier, and the loss at the point that `keep` names; keep the parameters that make it least."""
+    """Measure the barrier and the criterion of `keep`, and keep the parameters if the criterion is the least so far."""
     path = judge.path
     soft, ends = learning.permutations == "soft", corners(len(path.latents))
     with torch.no_grad():
         aligned = path.aligned(TEPID if soft else None)
-        if not run.ends:  # the unaligned models: soft permutations change what the aligned ones compute
+        if not run.ends:  # of the unaligned models, as soft permutations change the function
             run.ends = [_score(judge, path.tensors, weights) for weights in ends]
         excess = [
             _score(judge, aligned, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
         ]
-        # The ends compute what they did before, unless their elements are too ill-conditioned for float32.
+        # Exact elements do not change the losses at the ends, unless they are too ill-conditioned for float32.
         drift = [abs(_score(judge, aligned, w) - end) for w, end in zip(ends, run.ends, strict=True) if not soft]
         barrier = max(excess) + max(drift, default=0.0)
         point = point_of(learning.keep, len(path.latents))
@@ -142,31 +142,32 @@ def summary(learning: Learning) -> dict[str, Any]:
 
 
 def _settled(run: Run, learning: Learning) -> bool:
-    """Whether so many validations in a row have not lowered what decides which step is kept."""
+    """Whether the last `patience` validations have not lowered the criterion."""
     measured = [one[-1] for one in run.history]
     return len(measured) - 1 - measured.index(run.least) >= learning.patience
 
 
 def _draw(count: int, spread: float, rng: random.Random) -> list[float]:
-    """Weights, uniform on the simplex (exponentials over their sum) drawn towards its centre."""
+    """Random weights: (1 − spread) / count + spread · w, with w uniform on the simplex (exponentials over their
+    sum)."""
     drawn = [rng.expovariate(1.0) for _ in range(count)]
     return [(1 - spread) / count + spread * w / sum(drawn) for w in drawn]
 
 
 def _schedule(share: float) -> float:
-    """Of the rate: a linear start, then half a cosine down to nothing."""
+    """The factor of the learning rate: a linear warm-up, then half a cosine to 0."""
     return min(1.0, (share + 1e-3) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
 
 
 def _odds(learning: Learning, step: int) -> float | None:
-    """How soft permutations are at a step; None: not at all."""
+    """The odds of soft permutations at a step; None: they are hard."""
     if learning.permutations == "soft":
         return TEPID
     return WARM * (COLD / WARM) ** (step / learning.steps) if learning.permutations == "annealed" else None
 
 
 def _split(learning: Learning) -> tuple[Task, Task]:
-    """What is learned on, and what barriers are measured on."""
+    """The task for learning, and the task for validation."""
     if learning.validation is not None:
         return learning.task, learning.validation
     batches = learning.task.batches

@@ -1,4 +1,4 @@
-"""Learned matchings of models: one is aligned with an anchor, or all are aligned with each other."""
+"""Learned matching: of a source with an anchor, or of several models with each other."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def match_learned(
     start: Alignment | None = None,
     **options: Any,
 ) -> Alignment:
-    """The alignment that moves `source` towards `anchor`, learned from `start`: by default what the weights say, or
-    with `batches` activations.
+    """The alignment that moves `source` towards `anchor`, learned from `start`: by default the matching from weights,
+    or with `batches` from activations.
 
-    options: of `match_models` or `match_by_activations`. Each axis is learned in the largest group that may act on it,
-    if `groups` names no other: in heads all invertible maps. The result is no worse than its start on the validation
-    data, and moves the source exactly, but for soft permutations (the variant "transport").
+    options: of `match_models` or `match_by_activations`. The elements of each axis are learned in the largest group
+    that may act on it (inside of heads, all invertible maps), unless `groups` names another. The result is not worse
+    than its start on the validation data, and exact, except with soft permutations (the variant "transport").
     """
     if start is None:
         start = _start(source, anchor, batches, options, learning)
@@ -57,12 +57,12 @@ def match_learned(
 def learn_universe(
     models: Sequence[Model], learning: Learning, *, batches: Iterable[Batch] | None = None, **options: Any
 ) -> tuple[Alignment, ...]:
-    """Alignments that move all models: of two each towards the other ("dual", Li & Shen 2026), of more towards the
-    simplex between them. They start from `match_universe`, of two models from the first matched to the second, with
-    `batches` from all others matched to the last by activations.
+    """Alignments that move all models: two towards each other ("dual", Li & Shen 2026), more of them so that the loss
+    is low on the simplex between them. Learning starts from `match_universe`; for two models from the first matched to
+    the second; with `batches` from all others matched to the last by activations.
 
-    An element that acts on both ends of a path acts on all of it, and changes no output. So aligning both models
-    reaches no barrier that aligning one cannot reach; only the optimisation differs.
+    The same element applied to all models changes no output between them either. So moving all models reaches no lower
+    barrier than moving all but one; only the optimisation differs.
     """
     if len(models) == 2 or batches is not None:
         data = None if batches is None else list(batches)
@@ -76,7 +76,8 @@ def learn_universe(
 def learn(
     models: Sequence[Model], starts: Sequence[Alignment | None], learning: Learning, **options: Any
 ) -> tuple[Alignment, ...]:
-    """Alignments of the models, each learned from its start; of None, an anchor, that of the frame alone."""
+    """Alignments of the models, each learned from its start. None marks an anchor, whose alignment is its frame
+    alone."""
     if options.get("variants"):
         raise OptionError(
             f"variants {', '.join(options['variants'])}: what is learned keeps the function; leave them out, or learn "
@@ -109,7 +110,7 @@ def learn(
         about: dict[str, Any] = {"groups": {str(i): group.name for i, group in groups.items()}, "biases": biases}
         teacher, taught = _teacher(learning, names, Folder(scratch) / "teacher")
         about |= taught
-        if learning.journal is not None:  # which takes reading all weights
+        if learning.journal is not None:  # as the digests read all weights
             about |= {"models": [_digest(g, model) for g, model in zip(initial, models, strict=True)]}
         run = descend(Path(space, starting_models, latents, learning.device), learning, about, teacher)
     validation = learning.validation
@@ -154,7 +155,7 @@ def _start(
 def _teacher(
     learning: Learning, names: Sequence[str], scratch: Folder
 ) -> tuple[int | torch.nn.Module | None, dict[str, Any]]:
-    """The teacher as a module or the number of a model, and what is recorded of it."""
+    """The teacher as a module or the number of a model, and its record for the provenance."""
     teacher = learning.teacher
     if teacher is None:
         return None, {}
@@ -169,7 +170,7 @@ def _teacher(
 
 
 def _then(learned: Latents, start: Alignment) -> Alignment:
-    """The start, and after it what was learned. An element that is the identity is left out."""
+    """The start followed by the learned elements, without those that are the identity."""
     elements, soft = learned.elements(), learned.permutations == "soft"
     shifts, gauges = (
         {name: t.detach().cpu().double() for name, t in vectors.items() if bool(t.any())}
@@ -182,7 +183,7 @@ def _then(learned: Latents, start: Alignment) -> Alignment:
 
 
 def _require_unscaled(starts: Sequence[Alignment], groups: Mapping[Instance, Group]) -> None:
-    """OptionError if units that are to be averaged start with scales or signs, which none of it keeps."""
+    """OptionError if soft permutations are learned on an axis whose start has scales or signs."""
     for start in starts:
         for instance, group in groups.items():
             element = start.elements.get(instance)
@@ -195,12 +196,12 @@ def _require_unscaled(starts: Sequence[Alignment], groups: Mapping[Instance, Gro
 
 
 def _names(groups: Mapping[Instance, Group]) -> dict[str, str]:
-    """By axis."""
+    """Axis → the name of its group."""
     return {instance.axis: group.name for instance, group in groups.items()}
 
 
 def _require_apart(learning: Learning, models: Sequence[Model]) -> None:
-    """OptionError for a journal in the folder of a model, which is never written to."""
+    """OptionError if the journal lies in the folder of a model, as inputs are never written to."""
     folders = [folder for model in models for folder in model.checkpoint.sources]
     if learning.journal is not None and (
         inside := [f for f in folders if overlap(Folder(learning.journal), f) in ("is", "lies inside")]
@@ -209,7 +210,7 @@ def _require_apart(learning: Learning, models: Sequence[Model]) -> None:
 
 
 def _digest(start: Alignment, model: Model) -> dict[str, Any]:
-    """What tells a model and where it starts from others: for a journal."""
+    """The identity of a model and of its start, for the journal."""
     weights, tensors = hashlib.sha256(), model.checkpoint.on(CPU)
     for name in sorted(tensors):
         weights.update(name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())

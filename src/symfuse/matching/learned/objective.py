@@ -1,4 +1,5 @@
-"""What is descended at a point between models: the loss of a task, or how far its predictions are from theirs."""
+"""The objective at a point between models: the loss of a task, the distance of its predictions from those of the
+models, or both."""
 
 from __future__ import annotations
 
@@ -13,15 +14,14 @@ from symfuse.evaluation import Batch, Task
 from symfuse.evaluation.tasks.base import IGNORED, Predicting, classified
 from symfuse.matching.learned.path import Path, Weights, corners
 
-KEPT = 2**30  # bytes of predictions
+KEPT = 2**30  # bytes of the models' predictions that are cached
 
 
 @dataclass(frozen=True)
 class Objective:
-    """(1 − distil) · loss + distil · KL(Σ wᵢ pᵢ ‖ q), with q what the point Σ wᵢ θᵢ predicts and pᵢ what the models
-    predict (Hinton et al. 2015), which no element of theirs changes: kept for each batch as far as KEPT goes.
-    Without labels, distil is 1. With a teacher, another module or one of the models by number, what it predicts stands
-    for the sum.
+    """(1 − distil) · loss + distil · KL(Σ wᵢ pᵢ ‖ q), where q are the predictions at the point Σ wᵢ θᵢ and pᵢ those of
+    model i (Hinton et al. 2015). Exact elements do not change pᵢ, so they are cached, up to KEPT bytes. With distil 1
+    labels are not used. With a teacher (a module, or the number of a model) its predictions replace Σ wᵢ pᵢ.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class Objective:
     taught: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def __call__(self, models: Sequence[Weights], weights: Sequence[float], batch: Batch) -> tuple[Tensor, int]:
-        """The sum over what a batch asks for, with its graph, and how much that is."""
+        """The sum of the objective over the predictions that the task counts, with its graph, and their number."""
         if self.distil == 0:
             totals = self.path.at(models, weights, self.task.totals, batch)
             return totals.loss, totals.count
@@ -50,7 +50,7 @@ class Objective:
 
     @torch.no_grad()
     def _taught(self, batch: Batch) -> list[Tensor]:
-        """What each model predicts before it is aligned; with a teacher, what that predicts."""
+        """The predictions of each model before it is aligned, or those of the teacher."""
         if (kept := self.taught.get(id(batch))) is not None:
             return kept
         ends = corners(len(self.path.latents))
@@ -77,7 +77,7 @@ class Objective:
     def _predicted(
         self, models: Sequence[Weights], weights: Sequence[float], batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Logits [positions, classes] and labels of what is asked for, at a point between the models."""
+        """Logits [positions, classes] and labels, at a point between the models, where there is a label."""
         return self._asked(*self.path.at(models, weights, self._predicting.predicted, batch))
 
     @staticmethod

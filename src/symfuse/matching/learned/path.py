@@ -1,4 +1,5 @@
-"""The points between models whose alignment is learned, with their graphs: what is evaluated is the real module."""
+"""Points between models whose alignment is learned. They are evaluated by the real module, with a graph to the
+latents."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ T = TypeVar("T")
 
 
 class Path:
-    """The simplex of models, of which some are transformed by latents (None: an anchor).
+    """The simplex of models. Those with latents are transformed by them; None marks an anchor.
 
-    The weights of each model are in memory once, those of the last in the module itself; aligned weights are
-    computed anew for each point, with their graph.
+    The weights of each model are in memory once, those of the last in the module itself. The aligned weights are
+    computed for each point, with their graph.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Path:
     def at(
         self, tensors: Sequence[Weights], weights: Sequence[float], what: Callable[[Any, Batch], T], batch: Batch
     ) -> T:
-        """What a function of the module and a batch gives at the point Σ wᵢ θᵢ, with the graph."""
+        """The value of a function of the module and a batch, at the point Σ wᵢ θᵢ, with its graph."""
         device = next(self.module.parameters()).device
         here = {name: tensor.to(device) for name, tensor in batch.items()}
         point = {f"module.{memory}": mixed([m[name] for m in tensors], weights) for memory, name in self.names.items()}
@@ -62,7 +63,7 @@ class Path:
 
 
 def mixed(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ wᵢ tᵢ of weights that sum to one, by steps from one to the next: equal tensors stay as they are."""
+    """Σ wᵢ tᵢ for weights that sum to 1, as a series of `lerp`s, so that the mean of equal tensors is exact."""
     parts = [(t, w) for t, w in zip(tensors, weights, strict=True) if w != 0.0]
     (out, total), *rest = parts
     for tensor, weight in rest:
@@ -72,13 +73,13 @@ def mixed(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def corners(count: int) -> list[tuple[float, ...]]:
-    """The weights of each of so many models alone."""
+    """The corners of the simplex of `count` models, as weights."""
     return [tuple(float(i == j) for j in range(count)) for i in range(count)]
 
 
 def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
-    """Weights of so many models at which a barrier is measured: of two `points` of them, evenly spaced between the
-    ends; of more all multiples of a quarter that are no corner, or of many the middles of pairs and the centre."""
+    """The weights of `count` models at which a barrier is measured. Two models: `points` of them, evenly spaced between
+    the ends. Three or four: all multiples of a quarter but corners. More: the midpoints of pairs, and the centre."""
     if count == 2:
         return [(1 - i / (points + 1), i / (points + 1)) for i in range(1, points + 1)]
     if count <= 4:
@@ -91,7 +92,7 @@ def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
 
 
 def point_of(keep: str | float, count: int) -> tuple[float, ...] | None:
-    """The weights of the models at the point whose loss decides which step is kept; None if the barrier does."""
+    """The weights at the point whose loss is the criterion of `keep`; None if the barrier is."""
     if keep == "barrier":
         return None
     if keep == "midpoint":
@@ -102,7 +103,7 @@ def point_of(keep: str | float, count: int) -> tuple[float, ...] | None:
 
 
 class _Evaluated(nn.Module):
-    """What is asked of a module, as a module, since that is what weights can be swapped in."""
+    """A function of a module, as a module, since `functional_call` swaps the weights of modules."""
 
     def __init__(self, module: nn.Module, what: Callable[[Any, Batch], Any]) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ _SHARES = (
 
 @dataclass(frozen=True)
 class Progress:
-    """How far learning is. loss: the mean on the path since the last report. barrier: the latest on the validation
-    data, and best the least of all; start: that of the matching that it started from."""
+    """The progress of learning. loss: the mean on the path since the last report. barrier: on the validation data, the
+    latest; best: the least so far; start: that of the matching from which it started."""
 
     step: int
     steps: int
@@ -41,23 +41,22 @@ class Progress:
 
 @dataclass(frozen=True)
 class Learning:
-    """How a matching is learned (Theus et al. 2025, Section 4.3): on what, how long, and which points of the path.
+    """How a matching is learned (Theus et al. 2025, Section 4.3).
 
-    task: its batches are drawn in random order, and its loss is descended at random points between the models.
-    validation: where it is measured which step is kept; None: every fifth batch of the task, which is then not learned
-    on. steps, rate: of AdamW, with a linear start and half a cosine down to nothing.
-    spread: the weights of k models are (1 − spread) / k + spread · w with w uniform on the simplex: of two models λ
-    is uniform in [½ − spread / 2, ½ + spread / 2], so 0.2 is the [0.4, 0.6] of the paper. distil: the share of the
-    loss that is how far the point's predictions are from the mean of the models' own, each by its weight at the point,
-    or from those of the teacher; 1 needs no labels. teacher: one of the models by its number from 0 (of a pair 0 is the
-    source, 1 the anchor), or another model: its folder, a checkpoint or a live module.
-    permutations: those of the matching are "kept"; or learned "straight-through"; or by a soft matrix that
-    hardens ("annealed"); or left "soft", which is inexact. every: steps between two validations; keep: which step is
-    kept: that of the least "barrier", or of the least loss at the "midpoint" of the models, or at a point λ of the path
-    from the anchor (0) to the source (1); patience: how many validations in a row without a better one end it. points:
-    inner points of the path at which barriers are measured. journal: a file from which a stopped run goes on. device:
-    on which all is computed. build: makes the module, for models that `transformers` does not have. progress: called
-    after each validation.
+    task: its batches are drawn in random order, and its loss is minimised at random points between the models.
+    validation: the task on which the criterion of `keep` is measured; None: every fifth batch of `task`, which is then
+    left out of learning. steps, rate: of AdamW, with a linear warm-up and half a cosine to 0. spread: the weights of k
+    models are (1 − spread) / k + spread · w with w uniform on the simplex: of two models λ is uniform in [½ − spread /
+    2, ½ + spread / 2], so 0.2 is the [0.4, 0.6] of the paper. distil: the share of the objective that is the KL
+    divergence of the predictions at the point from the weighted mean of the models' predictions, or from those of the
+    teacher; 1 needs no labels. teacher: one of the models by its number from 0 (of a pair 0 is the source, 1 the
+    anchor), or another model: its folder, a checkpoint or a live module. permutations: those of the start are "kept";
+    or learned "straight-through"; or as soft matrices that become hard ("annealed") or stay "soft", which is inexact.
+    every: steps between two validations. keep: the criterion; the step with the least "barrier" is kept, or that with
+    the least loss at the "midpoint" of the models, or at a point λ of the path from the anchor (0) to the source (1).
+    patience: learning ends after so many validations in a row without a better one. points: inner points of the path at
+    which barriers are measured. journal: a file from which a stopped run continues. device: of the computation. build:
+    makes the module, for models that `transformers` does not have. progress: called after each validation.
     """
 
     task: Task
