@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from symfuse.adapters import Adapter
 from symfuse.alignment import Alignment
+from symfuse.alignment.digest import Digest
 from symfuse.api.aligning import Aligned, align, match, nearest, transport, widen
 from symfuse.api.declaring import declare, declare_file
 from symfuse.api.measuring import barrier, evaluate, landscape, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
-from symfuse.api.models import extract_lora, prove, rewrite, suggest, to_module, verify
+from symfuse.api.models import digest, extract_lora, prove, rewrite, suggest, to_module, verify
 from symfuse.api.sources import Source
 from symfuse.device import require
 from symfuse.drafts import Draft
@@ -46,6 +47,7 @@ __all__ = [
     "Alignment",
     "Barrier",
     "Checkpoint",
+    "Digest",
     "Distance",
     "Draft",
     "How",
@@ -77,6 +79,7 @@ __all__ = [
     "collect",
     "declare",
     "declare_file",
+    "digest",
     "evaluate",
     "events",
     "extract_lora",

@@ -161,18 +161,29 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, o
 
 @main.command()
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", required=False)
+@click.option("--digest", is_flag=True, help="Print a hash of A, and of B, that their symmetries do not change.")
 @click.option("--axes", default="auto", show_default=True, help="Match these axes for the columns after alignment.")
 @matching_options
 @device_option
 @result_option
 @declare_option
 @common
-def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
+def relate(a: str, b: str | None, digest: bool, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
     Prints squared distances by axis and layer. Each parameter counts once, under the innermost axis that acts on it.
+    With --digest, B may be left out.
     """
+    if digest:
+        from symfuse.cli.digest import show_digests
+
+        if output is not None:
+            raise OptionError("relate --digest writes no result for `symfuse report`; use --json instead of -o")
+        show_digests(out, [model for model in (a, b) if model is not None])
+        return
+    if b is None:
+        raise OptionError("relate needs two models A and B, or --digest")
     from symfuse import api, reports
 
     reports.check_result(output, "distance", (a, b))
