@@ -134,7 +134,7 @@ def _next(spec: Spec, left: Sequence[Instance]) -> tuple[Instance, list[Place], 
         clear = [place for place in places if blocking.isdisjoint(_others(spec, instance, place))]
         whole, pair = len(clear) == len(places), isinstance(spec.axes[instance.axis].group, (*SOLVERS, Rotary))
         if clear and (whole or (not pair and _columns(spec, instance, clear) >= spec.axes[instance.axis].size)):
-            return instance, _fewest(spec, instance, clear), True
+            return instance, clear if pair else _fewest(spec, instance, clear), True
         count = 0 if pair else _columns(spec, instance, clear)
         if best is None or count > best[0]:
             best = count, instance, clear if count else places

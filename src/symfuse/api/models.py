@@ -74,8 +74,8 @@ def rewrite(source: Source, rewrites: Sequence[str], *, seed: int = 0) -> Checkp
     needs; of LayerNorm the ones vector is kept; the file is .safetensors or .npz with one matrix [size, size]),
     "heads=hadamard" or "heads=random" (the values of each head); "order" (units by their norms), and "canonical" (the
     canonical form: folded, balanced, ordered and oriented by the model itself). seed: of random rotations and of the
-    signs of Hadamard's. A tensor is computed in float64 when it is read, and rounded once; `prove` and `verify` say how far
-    outputs move. `.save(folder)` writes a card and symfuse.json: the rewrites, what they needed and what changed
+    signs of Hadamard's. A tensor is computed in float64 when it is read, and rounded once; `prove` and `verify` say how
+    far outputs move. `.save(folder)` writes a card and symfuse.json: the rewrites, what they needed and what changed
     nothing (`notes`), and of each tensor the largest entry and the kurtosis, before and after (`tensors`).
 
     Raises OptionError for an unknown name and one that is there twice, SymmetryError where the model does not allow a

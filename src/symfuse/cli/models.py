@@ -27,13 +27,14 @@ from symfuse.output import Output, warn
 @main.command()
 @click.argument("model", required=False)
 @click.option("--families", is_flag=True, help="List every family that symfuse declares, instead of one model.")
+@click.option("--rounding", is_flag=True, help="Show what rounding its weights to 4 and 8 bits costs, also rewritten.")
 @declare_option
 @common
-def inspect(model: str | None, families: bool, out: Output) -> None:
+def inspect(model: str | None, families: bool, rounding: bool, out: Output) -> None:
     """List the axes of MODEL, and which of them can be matched.
 
     Lists axes with their symmetry groups and sizes. A model of a family without a declaration has no axes: it can be
-    merged, but not aligned. With --families no MODEL is read.
+    merged, but not aligned. With --families no MODEL is read. With --rounding it is run (docs/rotations.md).
     """
     if families == (model is not None):
         raise OptionError("inspect needs either one MODEL or --families")
@@ -42,7 +43,7 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
         return
     from symfuse import reports
 
-    data = reports.inspect(open_model(out, model))
+    data = reports.inspect(open_model(out, model), rounding=rounding)
     out.say(
         f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
     )
@@ -67,7 +68,25 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
         out.note(note)
+    if rounding:
+        _rounding(out, data)
     out.finish(data)
+
+
+def _rounding(out: Output, data: dict[str, Any]) -> None:
+    if "rounding" not in data:
+        raise OptionError(f"--rounding: symfuse has no declaration of {data['family']}, so it cannot tell linear maps")
+    settings = dict.fromkeys((row["bits"], row["group"]) for row in data["rounding"])
+    cells = {(row["form"], row["bits"], row["group"]): row for row in data["rounding"]}
+    titles = [f"{bits} bits, {f'groups of {group}' if group else 'rows'}" for bits, group in settings]
+    for what in ("outputs", "weights"):
+        rows = [
+            [form, *(f"{cells[form, *setting][what]:.3g}" for setting in settings)]
+            for form in dict.fromkeys(row["form"] for row in data["rounding"])
+        ]
+        out.table(["form", *titles], rows, f"relative error of {what} after rounding linear maps")
+    for note in data["not_rounded"]:
+        out.note(note)
 
 
 def _families(out: Output) -> None:
