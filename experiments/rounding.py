@@ -46,14 +46,14 @@ photographs, MiniLM a text, the models trained here their test data.
 
     def parts(self) -> Iterator[Part]:
         for name, about in self.options["models"].items():
-            yield from ((name, planted) for planted in (about or {}).get("planted", [""]))
+            yield from ((name, planted) for planted in about.get("planted", [""]))
 
     def models(self) -> Iterator[tuple[str, int]]:
         yield from ((name, 0) for name in self.options["models"] if name in self.config.families)
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:
         name, planted = part
-        about = self.options["models"][name] or {}
+        about = self.options["models"][name]
         checkpoint, inputs = self.subject(name)
         model = plant(Model.of(checkpoint), planted)
         bits, groups = about.get("bits", [4, 8]), about.get("groups", [128, 64, 0])

@@ -59,13 +59,12 @@ def test_one_unit_changed_by_a_hundredth_changes_its_part_alone(label: str) -> N
     """One row of the up projection, of the last layer."""
     model = model_of(label)
     one = symfuse.digest(model.checkpoint)
-    up = next(
-        n for n, d in reversed(model.spec.tensors.items()) if str(d.layout.dims[0]) == "ffn" and len(d.layout.dims) > 1
-    )
-    file = model.spec.file_name(up)
+    layouts = {name: [str(node) for node in d.layout.dims] for name, d in model.spec.tensors.items()}
+    up = next(name for name in reversed(layouts) if "ffn" in layouts[name] and len(layouts[name]) > 1)
+    file, dim = model.spec.file_name(up), layouts[up].index("ffn")
     for unit in range(5):
         weight = model.checkpoint[file].clone()
-        weight[unit] *= 1.01
+        weight.select(dim, unit).mul_(1.01)
         other = symfuse.digest(changed(model.checkpoint, {file: weight}))
         assert other.hash != one.hash
         assert set(one.parts) - set(one.same(other)) == {"ffn[1]"}

@@ -15,7 +15,7 @@ from symfuse.verification.rounding import FORMS, linear_maps, rounded, rounding_
 
 
 def test_rounding_by_hand() -> None:
-    w = torch.tensor([[0.0, 1.0, -7.0, 3.4, 0.2, 0.1, 0.14]], dtype=torch.float64)
+    w = torch.tensor([[0.0, 1.0, -7.0, 3.4, 0.2, 0.09, 0.14]], dtype=torch.float64)
     low = rounded(w, 4, 4)
     torch.testing.assert_close(low, torch.tensor([[0.0, 1.0, -7.0, 3.0, 0.2, 3 * 0.2 / 7, 5 * 0.2 / 7]]).double())
     assert torch.equal(rounded(w, 4, 0)[0], torch.tensor([0.0, 1, -7, 3, 0, 0, 0]).double())
