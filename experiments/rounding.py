@@ -173,4 +173,4 @@ def minilm() -> tuple[Checkpoint, Mapping[str, Tensor]]:
     checkpoint = symfuse.open(folder)
     lines = [line.strip() for line in LICENCE.read_text("utf-8").splitlines() if len(line.strip()) > 40][:16]
     batch = AutoTokenizer.from_pretrained(folder)(lines, padding=True, return_tensors="pt")
-    return checkpoint.replace(folder=None), {key: batch[key] for key in ("input_ids", "attention_mask")}
+    return checkpoint, {key: batch[key] for key in ("input_ids", "attention_mask")}
