@@ -19,7 +19,21 @@ from torch import Tensor
 from symfuse.alignment.alignment import Alignment
 from symfuse.alignment.apply import acting, move, reindexed, void
 from symfuse.errors import SymmetryError
-from symfuse.groups import Centred, Element, Group, Monomial, Orthogonal, Part, Permutation, Phase, Rotary, Sign, Signed
+from symfuse.groups import (
+    Centred,
+    Element,
+    Group,
+    Monomial,
+    Orthogonal,
+    Part,
+    Permutation,
+    Phase,
+    PositiveMonomial,
+    Rotary,
+    Sign,
+    Signed,
+    SignedMonomial,
+)
 from symfuse.groups.monomial import identity_index
 from symfuse.groups.orthogonal import signs_of
 from symfuse.model import Model
@@ -135,7 +149,8 @@ def _next(spec: Spec, left: Sequence[Instance]) -> tuple[Instance, list[Place], 
         whole, pair = len(clear) == len(places), isinstance(spec.axes[instance.axis].group, (*SOLVERS, Rotary))
         if clear and (whole or (not pair and _columns(spec, instance, clear) >= spec.axes[instance.axis].size)):
             return instance, clear if pair else _fewest(spec, instance, clear), True
-        count = 0 if pair else _columns(spec, instance, clear)
+        units = isinstance(spec.axes[instance.axis].group, PositiveMonomial | SignedMonomial)
+        count = 0 if pair and not units else _columns(spec, instance, clear)
         if best is None or count > best[0]:
             best = count, instance, clear if count else places
     assert best is not None
@@ -218,29 +233,43 @@ def _planes(group: Group, primal: Tensor, dual: Tensor) -> tuple[Element, None, 
 
 
 def _units(group: Group, primal: Tensor, dual: Tensor, plain: Tensor) -> tuple[Element, Tensor | None, float]:
-    """Scales that make both sides equal, if there are both; then units by norm, the largest first, and their signs."""
-    pair = bool(primal.shape[-1] and dual.shape[-1])
-    scaled = next((solve for kind, solve in SOLVERS.items() if isinstance(group, kind)), None) if pair else None
-    element = scaled(primal, dual) if scaled is not None else None
-    if element is not None and not isinstance(element, Monomial):
+    """Scales that make both sides equal, or where one side is not known yet the other one 1; then units by norm, the
+    largest first, and their signs."""
+    n, batch, pair = primal.shape[-2], tuple(primal.shape[:-2]), bool(primal.shape[-1] and dual.shape[-1])
+    solve = next((solve for kind, solve in SOLVERS.items() if isinstance(group, kind)), None)
+    if solve is not None and not isinstance(group, PositiveMonomial | SignedMonomial):
+        if not pair:
+            return group.identity(n, batch), None, 1.0
+        element = solve(primal, dual)
         moved = element.act(primal, primal.ndim - 2)
         values = torch.linalg.vector_norm(moved, dim=-1)
         return element, None, float(torch.minimum(_gaps(values), signs_of(moved)[1].amin(-1)).min())
-    if element is not None:
-        primal, dual = element.act(primal, primal.ndim - 2), element.dual().act(dual, dual.ndim - 2)
-    felt, (n, batch) = torch.cat([primal, dual], -1), (primal.shape[-2], tuple(primal.shape[:-2]))
-    norms = torch.linalg.vector_norm(torch.cat([felt, plain], -1), dim=-1)
-    sure = torch.ones(())
-    index, scale = identity_index(n, batch), element.scale if element is not None else None
+    felt, sure = torch.cat([primal, dual], -1), torch.ones(())
+    index, scale = identity_index(n, batch), None
     if isinstance(group, Sign):
         sign, sure = signs_of(felt.flatten(-2))
         return Monomial(index, sign[..., None].expand(*batch, n).clone()), None, float(sure.min())
-    if isinstance(group, Signed):
-        scale, sure = signs_of(felt)
+    if solve is not None:
+        found = solve(primal, dual) if pair else _normed(primal, dual)
+        assert isinstance(found, Monomial)
+        felt = torch.cat([found.act(primal, primal.ndim - 2), found.dual().act(dual, dual.ndim - 2)], -1)
+        scale = found.scale
+    if isinstance(group, Signed) or (isinstance(group, SignedMonomial) and not pair):
+        sign, sure = signs_of(felt)
+        scale = sign if scale is None else sign * scale
+    # Of units that were all given the norm 1 the mean of fourth powers says which is which.
+    norms = torch.linalg.vector_norm(torch.cat([felt, plain], -1), 4 if solve is not None and not pair else 2, dim=-1)
     index = torch.argsort(norms, dim=-1, descending=True, stable=True)
     scale = None if scale is None else torch.take_along_dim(scale, index, -1)
     norms = torch.take_along_dim(norms, index, -1)
     return Monomial(index, scale), norms, float(torch.minimum(_gaps(norms).min(), sure.min()))
+
+
+def _normed(primal: Tensor, dual: Tensor) -> Monomial:
+    """The scales that give the one side that there is the norm 1."""
+    p, d = (torch.linalg.vector_norm(side, dim=-1) for side in (primal, dual))
+    scale = torch.where(p > 0, 1 / torch.where(p > 0, p, 1.0), torch.where(d > 0, d, 1.0))
+    return Monomial(identity_index(scale.shape[-1], tuple(scale.shape[:-1])), scale)
 
 
 def _gaps(sorted_values: Tensor) -> Tensor:
