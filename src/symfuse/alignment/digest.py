@@ -76,8 +76,8 @@ def digest(model: Model) -> Digest:
         )
     parts = _numbers(model, order)
     steps = {part: [value / step for value in values] for part, (values, step) in parts.items()}
-    hashes = {part: _hash([math.floor(v) for v in values]) for part, values in steps.items()}
-    margin = min((min(v % 1, -v % 1) for values in steps.values() for v in values), default=0.5)
+    hashes = {part: _hash([round(v) for v in values]) for part, values in steps.items()}
+    margin = min((0.5 - abs(v - round(v)) for values in steps.values() for v in values), default=0.5)
     oriented = {str(i): sure for i, sure in order.sure.items() if i not in order.sizes}
     at = min(oriented, key=oriented.__getitem__, default="")
     notes = [f"{some(frame)} first"] if frame else []
