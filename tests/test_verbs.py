@@ -32,6 +32,7 @@ ONLY_COMMANDS = {
 }
 ONLY_PYTHON = {
     "declare": "the declaration as an object; inspect is what there is to read of it",
+    "digest": "relate --digest",
     "match": "align without applying it",
     "merge_recipe": "merge takes recipe.yml on the command line",
     "open": "on the command line a model is its folder",

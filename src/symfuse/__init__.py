@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Alignment,
         Barrier,
         Checkpoint,
+        Digest,
         Distance,
         Draft,
         Landscape,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         check,
         collect,
         declare,
+        digest,
         evaluate,
         extract_lora,
         landscape,
@@ -74,11 +76,11 @@ _OLD: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 __all__ = [
-    "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft", "Landscape", "Learning",
-    "Proof", "Rebased", "Report", "Score", "Spec", "Statistics", "SymfuseError", "Task", "Transported",
-    "Verification", "align", "barrier", "check", "collect", "declare", "evaluate", "extract_lora", "inspect",
-    "landscape", "match", "merge", "merge_recipe", "open", "prove", "rebase", "relate", "renew_statistics",
-    "report", "rewrite", "suggest", "task", "to_module", "transport", "verify", "widen",
+    "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Digest", "Distance", "Draft", "Landscape",
+    "Learning", "Proof", "Rebased", "Report", "Score", "Spec", "Statistics", "SymfuseError", "Task", "Transported",
+    "Verification", "align", "barrier", "check", "collect", "declare", "digest", "evaluate", "extract_lora",
+    "inspect", "landscape", "match", "merge", "merge_recipe", "open", "prove", "rebase", "relate",
+    "renew_statistics", "report", "rewrite", "suggest", "task", "to_module", "transport", "verify", "widen",
 ]  # fmt: skip
 
 

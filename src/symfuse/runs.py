@@ -177,9 +177,9 @@ def framed(anchor: Checkpoint, alignment: Alignment) -> Checkpoint:
     return recorded(alignment.in_frame(anchor), Record("frame", run, (anchor,), frame=alignment.frame))
 
 
-def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
-    """The document of an anchor in the frame of an alignment."""
-    return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame)}
+def frame_run(source: Checkpoint, frame: Sequence[str], more: Callable[[], Run] = dict) -> dict[str, Any]:
+    """The document of an anchor in the frame of an alignment, or of a rewritten model. more: makes further keys."""
+    return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame), **more()}
 
 
 def frame_text(frame: Sequence[str]) -> str:
@@ -322,7 +322,8 @@ def _of_merge(run: Run) -> list[str]:
 
 def _of_frame(run: Run) -> list[str]:
     name, frame = run["source"]["name"], frame_text(run["frame"])
-    return [f"`{name}` in {frame}: the same function, to be merged with models in it."]
+    moves = f", moved by its own symmetries ({', '.join(run['moves'])})" if run.get("moves") else ""
+    return [f"`{name}` in {frame}{moves}: the same function, to be merged with models in it."]
 
 
 def _of_alignment(run: Run) -> list[str]:

@@ -122,7 +122,7 @@ SOLVERS = (
     Slip("apply: a gauge's constant is added", "out = out - v.to(dtype) * (", "out = out + v.to(dtype) * (",
          ("test_gauges.py",)),
     Slip("alignment: the inverse is not re-indexed",
-         "_reindexed(spec, instance, element.inverse(), elements.get)", "element.inverse()",
+         "reindexed(spec, instance, element.inverse(), elements.get)", "element.inverse()",
          model("bert-token", of="test_the_inverse_restores_the_weights")),
     Slip("alignment: composed in the other order", "compose(element, out[instance])",
          "compose(out[instance], element)", model("llama-lm", of="test_composing_is_applying_in_turn")),

@@ -103,14 +103,14 @@ def shift(
         gain = spec.gauges[reader]
         if name == reader:
             dim = spec.read_dim(reader)
-            n = _void(weight(gain).to(dtype))
+            n = void(weight(gain).to(dtype))
             out = out + v.to(dtype).unsqueeze(dim) * n.reshape([-1 if i == dim else 1 for i in range(out.ndim)])
         elif name == bias_of(reader):
-            out = out - v.to(dtype) * (_void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
+            out = out - v.to(dtype) * (void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
     return out.to(tensor.dtype)
 
 
-def _void(gain: Tensor) -> Tensor:
+def void(gain: Tensor) -> Tensor:
     """The unit vector n with n · (x − β) = 0 for all x = γ ⊙ y + β with Σ y = 0: along 1/γ, or where gains are zero
     along those."""
     least = gain.abs().min()
@@ -129,7 +129,7 @@ def _through(spec: Spec, rule: Shift, translation: Tensor, weight: Tensor) -> Te
 def inverse(spec: Spec, elements: Elements, instance: Instance) -> Element | None:
     """The element that an instance has in the inverse; None where that is the identity."""
     element = elements.get(instance)
-    return None if element is None else _reindexed(spec, instance, element.inverse(), elements.get)
+    return None if element is None else reindexed(spec, instance, element.inverse(), elements.get)
 
 
 def composed(spec: Spec, elements: Elements, first: Elements) -> dict[Instance, Element]:
@@ -138,12 +138,12 @@ def composed(spec: Spec, elements: Elements, first: Elements) -> dict[Instance, 
     for instance, element in elements.items():
         if instance not in spec.movable:
             continue
-        element = _reindexed(spec, instance, element, lambda outer: inverse(spec, first, outer))
+        element = reindexed(spec, instance, element, lambda outer: inverse(spec, first, outer))
         out[instance] = compose(element, out[instance]) if instance in out else element
     return out
 
 
-def _reindexed(spec: Spec, instance: Instance, element: Element, by: Callable[[Instance], Element | None]) -> Element:
+def reindexed(spec: Spec, instance: Instance, element: Element, by: Callable[[Instance], Element | None]) -> Element:
     """Let the elements of the axes that `instance` is batched over act on its batch dimensions. by: the element of an
     instance; None for the identity."""
     batch = spec.batch_axes(instance.axis)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from symfuse.adapters import Adapter, extract_lora
 from symfuse.alignment import Alignment
+from symfuse.alignment.digest import Digest
 from symfuse.api.aligning import Aligned, align, match, nearest, widen
 from symfuse.api.declaring import declare, declare_file
 from symfuse.api.measuring import barrier, evaluate, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
-from symfuse.api.models import rewrite, suggest, to_module
+from symfuse.api.models import digest, rewrite, suggest, to_module
 from symfuse.api.rebasing import Rebased, is_adapter_folder, rebase
 from symfuse.device import require
 from symfuse.drafts import Draft
@@ -39,13 +40,13 @@ from symfuse.verification import Proof, Verification, prove, verify
 open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every declaration
 
 __all__ = [
-    "AUTO", "METHODS", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft",
-    "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased", "Recipe", "Remote", "Report",
-    "Score", "Shown", "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification", "align",
-    "aligned_model_of", "barrier", "check", "check_all", "check_space", "check_target", "collect", "declare",
-    "declare_file", "evaluate", "events", "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory",
-    "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "open", "open_checkpoint", "overlap",
-    "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of",
-    "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task",
-    "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
+    "AUTO", "METHODS", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Digest", "Distance",
+    "Draft", "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased", "Recipe", "Remote",
+    "Report", "Score", "Shown", "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification",
+    "align", "aligned_model_of", "barrier", "check", "check_all", "check_space", "check_target", "collect",
+    "declare", "declare_file", "digest", "evaluate", "events", "extract_lora", "is_adapter_folder", "is_other",
+    "keep_freed_memory", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "open",
+    "open_checkpoint", "overlap", "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value",
+    "rebase", "recipe_of", "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite",
+    "run", "suggest", "task", "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip

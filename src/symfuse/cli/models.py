@@ -27,13 +27,14 @@ from symfuse.output import Output, warn
 @main.command()
 @click.argument("model", required=False)
 @click.option("--families", is_flag=True, help="List every family that symfuse declares, instead of one model.")
+@click.option("--rounding", is_flag=True, help="Show what rounding its weights to 4 and 8 bits costs, also rewritten.")
 @declare_option
 @common
-def inspect(model: str | None, families: bool, out: Output) -> None:
+def inspect(model: str | None, families: bool, rounding: bool, out: Output) -> None:
     """List the axes of MODEL, and which of them can be matched.
 
     Lists axes with their symmetry groups and sizes. A model of a family without a declaration has no axes: it can be
-    merged, but not aligned. With --families no MODEL is read.
+    merged, but not aligned. With --families no MODEL is read. With --rounding it is run (docs/rotations.md).
     """
     if families == (model is not None):
         raise OptionError("inspect needs either one MODEL or --families")
@@ -42,7 +43,7 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
         return
     from symfuse import reports
 
-    data = reports.inspect(open_model(out, model))
+    data = reports.inspect(open_model(out, model), rounding=rounding)
     out.say(
         f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
     )
@@ -67,7 +68,25 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
         out.note(note)
+    if rounding:
+        _rounding(out, data)
     out.finish(data)
+
+
+def _rounding(out: Output, data: dict[str, Any]) -> None:
+    if "rounding" not in data:
+        raise OptionError(f"--rounding: symfuse has no declaration of {data['family']}, so it cannot tell linear maps")
+    settings = dict.fromkeys((row["bits"], row["group"]) for row in data["rounding"])
+    cells = {(row["form"], row["bits"], row["group"]): row for row in data["rounding"]}
+    titles = [f"{bits} bits, {f'groups of {group}' if group else 'rows'}" for bits, group in settings]
+    for what in ("outputs", "weights"):
+        rows = [
+            [form, *(f"{cells[form, *setting][what]:.3g}" for setting in settings)]
+            for form in dict.fromkeys(row["form"] for row in data["rounding"])
+        ]
+        out.table(["form", *titles], rows, f"relative error of {what} after rounding linear maps")
+    for note in data["not_rounded"]:
+        out.note(note)
 
 
 def _families(out: Output) -> None:
@@ -184,18 +203,29 @@ def verify(
 
 @main.command()
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", required=False)
+@click.option("--digest", is_flag=True, help="Print a hash of A, and of B, that their symmetries do not change.")
 @click.option("--axes", default="auto", show_default=True, help="Match these axes for the columns after alignment.")
 @matching_options
 @device_option
 @result_option
 @declare_option
 @common
-def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
+def relate(a: str, b: str | None, digest: bool, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
     Prints squared distances by axis and layer. Each parameter counts once, under the innermost axis that acts on it.
+    With --digest, B may be left out.
     """
+    if digest:
+        from symfuse.cli.digest import show_digests
+
+        if output is not None:
+            raise OptionError("relate --digest writes no result for `symfuse report`; use --json instead of -o")
+        show_digests(out, [model for model in (a, b) if model is not None])
+        return
+    if b is None:
+        raise OptionError("relate needs two models A and B, or --digest")
     from symfuse import api, reports
 
     reports.check_result(output, "distance", (a, b))

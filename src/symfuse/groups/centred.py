@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.groups.base import Element, PartMoments, total
-from symfuse.groups.orthogonal import Orthogonal, Rotations, Similarity, polar, refuse_plain, similar, turned
+from symfuse.groups.orthogonal import Orthogonal, Rotations, Similarity, polar, refuse_plain, signs_of, similar, turned
 
 # Of |C|, below which an entry is rounding of features in float32.
 ROUNDING = 1e-6
@@ -61,6 +61,19 @@ class Centred(Rotations):
         felt = along < -ROUNDING * torch.linalg.matrix_norm(c)
         return _joined(torch.where(felt, -1.0, 1.0).to(c.dtype), polar(c[..., 1:, 1:]))
 
+    def principal(
+        self, y: Float[Tensor, "*b n k"], vectors: Float[Tensor, "*b n j"]
+    ) -> tuple[Similarity, Float[Tensor, "*b"]]:
+        """As of Orthogonal, of the part of features that is orthogonal to the ones vector; and that of the vectors with
+        the largest mean gets a positive one, unless all means are rounding."""
+        v, share = _householder(y.shape[-2], y)
+        rest, sure = Orthogonal().principal((y - share * v[:, None] * (v @ y)[..., None, :])[..., 1:, :])
+        means = vectors.mean(-2)
+        felt = means.abs().sum(-1) > ROUNDING * vectors.abs().mean(-2).sum(-1)
+        sign, along = signs_of(means)
+        sign, along = torch.where(felt, sign, 1.0), torch.where(felt, along, 1.0)
+        return _joined(sign, rest.matrix), torch.minimum(along, sure)
+
 
 def _joined(sign: Float[Tensor, "*b"], rest: Float[Tensor, "*b m m"]) -> Similarity:
     """H diag(sign, rest) H."""
@@ -71,10 +84,14 @@ def _joined(sign: Float[Tensor, "*b"], rest: Float[Tensor, "*b m m"]) -> Similar
 
 
 def _reflected(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """H C H, as two changes of rank one. H = 1 − 2vvᵀ/|v|² with v = u + e₁ maps u = 1/√n to −e₁."""
-    n = c.shape[-1]
-    v = c.new_full((n,), 1 / math.sqrt(n))
-    v[0] += 1
-    share = 2 / (v @ v)
+    """H C H, as two changes of rank one."""
+    v, share = _householder(c.shape[-1], c)
     c = c - share * v[:, None] * (v @ c)[..., None, :]
     return c - share * (c @ v)[..., :, None] * v
+
+
+def _householder(n: int, like: Tensor) -> tuple[Float[Tensor, {n}], Tensor]:
+    """v and 2/|v|², of which H = 1 − 2vvᵀ/|v|² maps u = 1/√n to −e₁: v = u + e₁."""
+    v = like.new_full((n,), 1 / math.sqrt(n))
+    v[0] += 1
+    return v, 2 / (v @ v)

@@ -181,6 +181,25 @@ class Orthogonal(Rotations):
         assert plain is None  # it has no permutation part
         return nuclear_norms(c)
 
+    def principal(self, y: Float[Tensor, "*b n k"]) -> tuple[Similarity, Float[Tensor, "*b"]]:
+        """Q with Q Y Yᵀ Qᵀ diagonal, the largest first, and the largest entry of each row of Q Y positive: the same
+        features for all Y that differ by a rotation. And how far Q is determined: the smallest gap between two
+        eigenvalues, relative to the largest, or between a row's largest entries of both signs if that is smaller."""
+        values, vectors = torch.linalg.eigh(y @ y.mT)
+        gaps = values.diff(dim=-1).amin(-1) / values[..., -1] if y.shape[-2] > 1 else torch.ones_like(values[..., 0])
+        q = vectors.flip(-1).mT
+        sign, sure = signs_of(q @ y)
+        return Similarity(sign[..., None] * q), torch.minimum(gaps, sure.amin(-1))
+
+
+def signs_of(rows: Float[Tensor, "*b k"]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """The sign of the largest entry of each row, ±1, and how far it exceeds those of the other sign, of its size (1 for
+    a row of zeros)."""
+    most, least = rows.amax(-1).clamp_min(0), -rows.amin(-1).clamp_max(0)
+    largest = torch.maximum(most, least)
+    sure = torch.where(largest > 0, (most - least).abs() / torch.where(largest > 0, largest, 1.0), 1.0)
+    return torch.where(least > most, -1.0, 1.0).to(rows.dtype), sure
+
 
 @dataclass(frozen=True)
 class Conformal(Rotations):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from symfuse.groups import Conformal, Element, Group, Invertible, Linear, Monomial, PositiveMonomial, SignedMonomial
+from symfuse.groups.orthogonal import signs_of
 from symfuse.model import Model
 from symfuse.rewriting.computed import Formula, Read, computed, reader
 from symfuse.spec import Atom, Instance, Spec, Variance
@@ -31,8 +32,7 @@ def balance(model: Model) -> Model:
     an output space of the model. The declaration stays the same.
     """
     spec = model.spec
-    shown = {axis for layout in spec.outputs.values() for axis in layout.names} if not spec.heads else set()
-    free = {name for name, axis in spec.axes.items() if isinstance(axis.group, tuple(SOLVERS))} - shown
+    free = {name for name, axis in spec.axes.items() if isinstance(axis.group, tuple(SOLVERS))} - spec.shown
     find = lru_cache(maxsize=None)(lambda instance: _balancing(spec, instance, reader(model)))
     rules: dict[str, list[Instance]] = {}
     for instance, names in spec.movable.items():
@@ -81,7 +81,7 @@ def _basis(q: Tensor, k: Tensor) -> Linear:
     kept = s > ROUNDING * s[..., :1]
     root = torch.where(kept, torch.where(kept, s, 1.0).rsqrt(), 0.0)[..., None]
     t, dual = root * (vt @ rk), root * (u.mT @ rq)
-    sign = _signs(t @ q)[..., None]
+    sign = signs_of(t @ q)[0][..., None]
     short = (0, 0, 0, t.shape[-1] - t.shape[-2])  # of a head that is larger than the space that it reads
     t, dual = (torch.nn.functional.pad(sign * m, short) for m in (t, dual))
     return Linear(t, dual.mT)
@@ -98,13 +98,7 @@ def _signed_scales(up: Tensor, down: Tensor) -> Monomial:
     """The same, and the largest entry of each row of up positive."""
     scaling = _scales(up, down)
     assert scaling.scale is not None
-    return Monomial(scaling.index, scaling.scale * _signs(up))
-
-
-def _signs(rows: Tensor) -> Tensor:
-    """The sign of the largest entry of each row, ±1."""
-    largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))[..., 0]
-    return torch.where(largest < 0, -1.0, 1.0).to(rows.dtype)
+    return Monomial(scaling.index, scaling.scale * signs_of(up)[0])
 
 
 # By the group of an axis.

@@ -23,7 +23,10 @@ def reader(model: Model) -> Read:
 
 def computed(model: Model, rules: Mapping[str, Formula], spec: Spec | None = None) -> Model:
     """The model with new values for some tensors, of their shapes and dtypes. rules: by canonical name, a function of
-    the old values (`reader`), which it must not write into. spec: the declaration of the result, if it is another."""
+    the old values (`reader`), which it must not write into. spec: the declaration of the result, if it is another.
+    Without rules it is the model itself."""
+    if not rules and spec is None:
+        return model
     whole, read = model.whole, reader(model)
     every: dict[str, str | Rule] = {name: name for name in whole}
     for name, make in rules.items():

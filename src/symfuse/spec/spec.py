@@ -171,6 +171,11 @@ class Spec:
         return {name: axis.size for name, axis in self.axes.items()}
 
     @property
+    def shown(self) -> frozenset[str]:
+        """The axes of the model's outputs, which a rewrite must not move; none once it has a head."""
+        return frozenset(axis for o in self.outputs.values() for axis in o.names) if not self.heads else frozenset()
+
+    @property
     def centred(self) -> bool:
         """Whether the norms of the stream subtract its mean."""
         return self.norm.startswith("layer")
