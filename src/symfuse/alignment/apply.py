@@ -103,14 +103,14 @@ def shift(
         gain = spec.gauges[reader]
         if name == reader:
             dim = spec.read_dim(reader)
-            n = _void(weight(gain).to(dtype))
+            n = void(weight(gain).to(dtype))
             out = out + v.to(dtype).unsqueeze(dim) * n.reshape([-1 if i == dim else 1 for i in range(out.ndim)])
         elif name == bias_of(reader):
-            out = out - v.to(dtype) * (_void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
+            out = out - v.to(dtype) * (void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
     return out.to(tensor.dtype)
 
 
-def _void(gain: Tensor) -> Tensor:
+def void(gain: Tensor) -> Tensor:
     """The unit vector n with n · (x − β) = 0 for all x = γ ⊙ y + β with Σ y = 0: along 1/γ, or where gains are zero
     along those."""
     least = gain.abs().min()

@@ -109,7 +109,7 @@ def problem_of(
     inexact; TRANSPORT comes of itself with a group `sinkhorn`, and stands for it where `groups` says nothing. Raises
     IncompatibleError, OptionError, SpecError or CheckpointError unless one can be aligned with the other.
     """
-    require_same_shape(_alike_tied(source, anchor))
+    require_same_shape(alike_tied(source, anchor))
     for model in (source, anchor):
         require_floating(model)
     axes, frame, auto = usual([source, anchor], axes, groups, frame, variants)
@@ -141,7 +141,7 @@ def problem_of(
     return Problem(source, anchor, tuple(frame), axes_to_match, kept, by_instance, lineage, variants, auto)
 
 
-def _alike_tied(source: Model, anchor: Model) -> list[Model]:
+def alike_tied(source: Model, anchor: Model) -> list[Model]:
     """Both untied, if one is: of encoders with decoders that is more than the head."""
     models = [source, anchor]
     if len({bool(tied_heads(model)) for model in models}) == 1:
