@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+UNTOUCHED = 1e-4  # |D| / |B| of a matrix, which rounding explains
 NEURONS = "neurons"  # of `Units.kind`: units that are only reordered, flipped and scaled one by one
 
 
@@ -93,6 +94,16 @@ class Evidence:
         return max((one.cosine[1] for one in self.judged), default=math.nan)
 
     @property
+    def worst(self) -> float:
+        """The least median cosine of any units: below `cosine` where only some axes are in another basis."""
+        return min((one.cosine[1] for one in self.units), default=math.nan)
+
+    @property
+    def low(self) -> float:
+        """The least 5 % quantile of a layer."""
+        return min((one.cosine[0] for one in self.judged), default=math.nan)
+
+    @property
     def margin(self) -> float:
         """The median over layers of the median margin of neurons."""
         margins = [one.margin[1] for one in self.judged if one.margin is not None]
@@ -117,11 +128,12 @@ class Evidence:
 
     def summary(self) -> dict[str, float]:
         """What a verdict is decided by, in one row."""
-        moved = [one for one in self.changes if one.relative > 0]
-        sizes = sorted(one.relative for one in moved)
+        moved = [one for one in self.changes if one.relative > UNTOUCHED]
+        sizes = sorted(one.relative for one in self.changes)
         return {
-            "cosine": self.cosine, "best": self.best, "margin": self.margin, "agreement": self.agreement,
+            "cosine": self.cosine, "best": self.best, "low": self.low, "worst": self.worst, "margin": self.margin, "agreement": self.agreement,
             "in_place": self.in_place, "relative": self.relative, "vectors": self.vectors, "equal": self.equal,
+            "changed": len(moved) / len(self.changes) if self.changes else 0.0,
             "least_change": sizes[0] if sizes else 0.0, "most_change": sizes[-1] if sizes else 0.0,
             "edge": median([one.edge for one in moved]) if moved else math.nan,
             "rank": median([one.rank / one.full for one in moved]) if moved else math.nan,

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from symfuse.alignment.apply import move
 from symfuse.errors import IncompatibleError, SymfuseError
-from symfuse.groups import Element
+from symfuse.groups import Element, Signed, SignedMonomial
 from symfuse.io import Checkpoint
 from symfuse.matching.problem import alike_tied
 from symfuse.model import Model
 from symfuse.relations.moving import frame_of, settled
 from symfuse.rewriting import canonical
-from symfuse.spec import Instance, Spec, anatomy, layer_of
+from symfuse.spec import Instance, Spec, Variance, anatomy, layer_of
 from symfuse.stats import weight_moments
+
+SAME = 0.999  # the cosine of what writes two neurons, from which on they are copies
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,32 @@ def chosen(unlike: Float[Tensor, "l k"]) -> tuple[int, ...]:
 
 def _same_width(pair: Fitted, axis: str) -> Fitted:
     """Of the wider model the neurons that are nearest to those of the other, after the stream is matched by what is
-    outside of layers."""
+    outside of layers; of neurons that are the same but for what is read of them, the sum is read."""
     sizes = pair.source.spec.sizes[axis], pair.anchor.spec.sizes[axis]
     wide, narrow = (pair.source, pair.anchor) if sizes[0] > sizes[1] else (pair.anchor, pair.source)
-    cut = _selected(wide, narrow, {i: _nearest(i, *_in_one_stream(narrow, wide)) for i in _instances(narrow.spec, axis)})
+    aligned = _in_one_stream(narrow, wide)
+    kept = {i: _copies(wide, i, _nearest(i, *aligned)) for i in narrow.spec.movable if i.axis == axis}
+    cut = _selected(wide, narrow, kept)
     changed = {"source": cut} if wide is pair.source else {"anchor": cut}
     return replace(pair, widths=(*pair.widths, (axis, *sizes)), **changed)
 
 
-def _instances(spec: Spec, axis: str) -> list[Instance]:
-    return [instance for instance in spec.movable if instance.axis == axis]
+def _copies(wide: Model, instance: Instance, index: Tensor) -> Tensor:
+    """[n, m]: for each neuron that is kept 1 at its place among all, and at those of its copies (`SAME`)."""
+    if index.ndim > 1:
+        raise IncompatibleError(f"{wide.name}: {instance} are neurons of several experts, which are not selected")
+    rows = [
+        at.unfold(wide.read(name)).float()
+        for name in wide.spec.movable[instance]
+        for at in wide.spec.occurrences[name, instance.axis]
+        if at.atom.variance is not Variance.DUAL
+    ]
+    written = torch.nn.functional.normalize(torch.cat(rows, -1), dim=-1)
+    alike = written[index] @ written.mT > SAME
+    out = alike & (alike.sum(0) == 1)
+    out[:, index] = False
+    out[torch.arange(len(index)), index] = True
+    return out.double()
 
 
 def _in_one_stream(narrow: Model, wide: Model) -> tuple[Model, Model, Mapping[str, Element]]:
@@ -150,42 +168,41 @@ def _in_one_stream(narrow: Model, wide: Model) -> tuple[Model, Model, Mapping[st
 def _nearest(instance: Instance, narrow: Model, wide: Model, elements: Mapping[str, Element]) -> Tensor:
     """For each neuron of the narrow model the one of the wide model, no two the same, with the largest sum of cosines
     of their rows."""
-    total: Tensor | float = 0.0
-    for name in narrow.spec.movable[instance]:
-        if len(narrow.spec.tensors[name].layout.dims) < 2:
-            continue
-        y = move(narrow.spec, elements, name, narrow.read(name))
-        x = wide.read(name)
-        places = zip(*(one.spec.occurrences[name, instance.axis] for one in (narrow, wide)), strict=True)
-        for here, there in places:
-            rows = (torch.nn.functional.normalize(at.unfold(t).float(), dim=-1) for at, t in ((here, y), (there, x)))
-            ours, theirs = rows
-            total = total + (ours @ theirs.mT)
-    assert isinstance(total, Tensor)
+    signed = isinstance(narrow.spec.axes[instance.axis].group, Signed | SignedMonomial)
+    plain, others = (torch.zeros(()) for _ in range(2))
+    for name in (n for n in narrow.spec.movable[instance] if len(narrow.spec.tensors[n].layout.dims) > 1):
+        y, x = move(narrow.spec, elements, name, narrow.read(name)), wide.read(name)
+        for here, there in zip(*(one.spec.occurrences[name, instance.axis] for one in (narrow, wide)), strict=True):
+            ours, theirs = (torch.nn.functional.normalize(at.unfold(t).float(), dim=-1) for at, t in ((here, y), (there, x)))
+            if here.atom.variance is Variance.PLAIN:
+                plain = plain + ours @ theirs.mT
+            else:
+                others = others + ours @ theirs.mT
+    total = plain + (others.abs() if signed else others)
     flat = total.reshape(-1, *total.shape[-2:])
     index = [torch.as_tensor(linear_sum_assignment(one.numpy(), maximize=True)[1]) for one in flat]
     return torch.stack(index).reshape(total.shape[:-1])
 
 
 def _selected(wide: Model, like: Model, kept: Mapping[Instance, Tensor]) -> Model:
-    """The wide model with these neurons, in the shape of the narrow one; IncompatibleError for experts, which have
-    neurons of their own."""
+    """The wide model with these neurons, in the shape of the narrow one."""
     tensors = {file: wide.checkpoint[file] for file in wide.checkpoint}
-    for instance, index in kept.items():
+    for instance, copies in kept.items():
         for name in wide.spec.movable[instance]:
             file = wide.spec.file_name(name)
-            if index.ndim > 1 or file not in tensors:
-                raise IncompatibleError(f"{wide.name}: {name} has neurons of several experts, which are not selected")
-            tensors[file] = _picked(wide.spec, like.spec, name, tensors[file], instance.axis, index)
+            tensors[file] = _picked(wide.spec, like.spec, name, tensors[file], instance.axis, copies)
     return Model.of(Checkpoint(tensors, like.checkpoint.config, name=wide.name))
 
 
-def _picked(wide: Spec, small: Spec, name: str, tensor: Tensor, axis: str, index: Tensor) -> Tensor:
+def _picked(wide: Spec, small: Spec, name: str, tensor: Tensor, axis: str, copies: Tensor) -> Tensor:
     out = tensor.new_empty(small.tensors[name].layout.shape(small.sizes))
+    index = copies.argmax(1)
     for there, here in zip(wide.segments(name, tensor), small.segments(name, out), strict=True):
         view = there.view
         for dim, atom in enumerate(there.atoms):
-            if atom.name == axis:
+            if atom.name == axis and atom.variance is Variance.DUAL:
+                view = torch.tensordot(copies, view.double(), ([1], [dim])).movedim(0, dim)
+            elif atom.name == axis:
                 view = view.index_select(dim, index)
         here.view.copy_(view)
     return out

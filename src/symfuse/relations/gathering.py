@@ -22,7 +22,7 @@ from symfuse.stats import weight_moments
 BLOCK = 512  # units that are compared with all others at a time
 MOST = 4096  # units, above which margins and agreements are not computed
 SHARE = 0.99  # of |D|², by which its rank is said
-NEAR = 0.05  # of the root mean square of a matrix: smaller entries are nearly 0
+NEAR = 0.2  # of the root mean square of a matrix: smaller entries are nearly 0
 GRIDS = (8, 4)  # bits
 BLOCKS = (0, 32, 64, 128)  # numbers that share a step on a grid; 0: a row
 ON_GRID, OFF = 0.99, 0.02  # the share of numbers that lie on a grid, and how far from it in steps
@@ -201,12 +201,13 @@ def _equal(pair: Pair) -> float:
 
 
 def _grid(model: Model) -> int | None:
-    """The bits of the grid that all matrices of the layers lie on; 16 for a narrower dtype than float32."""
+    """The bits of the grid that all matrices of the layers lie on, or of a dtype that is narrower than float32."""
     names = [n for n, d in model.spec.tensors.items() if len(d.layout.dims) > 1 and layer_of(d.index) is not None]
     found: int | None = None
     for name in names:
-        tensor = model.read(name)
-        bits = on_grid(tensor.reshape(len(tensor), -1).float())
+        tensor = model.scanned(name)
+        narrow = 8 * tensor.dtype.itemsize
+        bits = on_grid(tensor.reshape(len(tensor), -1).float()) or (narrow if narrow < 32 else None)
         if bits is None or (found is not None and bits != found):
             return None
         found = bits

@@ -26,6 +26,7 @@ from symfuse.spec import Instance, Spec
 from symfuse.stats import weight_moments
 
 SWEEPS = 12
+STEPS = 4
 EXACT = 1e-4  # of the norm: what is nearer than that after moving, is the same tensor but for rounding
 
 
@@ -74,10 +75,9 @@ def matched(source: Model, anchor: Model, *, quick: bool = False) -> Pair:
     work = Workspace(pair.spec, dict(pair.source))
     for instance in sorted(order, key=lambda i: pair.spec.order.index(i.axis)):
         work.apply(instance, order[instance])
-    for instance in (i for i in pair.spec.movable if _is_again(pair.spec, i.axis)):
-        element = _solved(pair, work, instance)
-        if element is not None:
-            work.apply(instance, element)
+    _inside(pair, work)
+    if not quick:
+        _concentrated(pair, work)
     return replace(pair, source=work.tensors, elements=work.elements)
 
 
@@ -117,13 +117,12 @@ def _order(source: Model, anchor: Model, *, quick: bool) -> dict[Instance, Eleme
     instances, groups = list(problem.groups), problem.hard
     sweeper = Sweeper(pair.spec, pair.anchor.__getitem__, instances, groups, None, ())
     work = Workspace(pair.spec, dict(pair.source))
-    for instance in (i for i in instances if pair.spec.is_shared(i.axis)):
-        element = sweeper.from_fixed(instance, work)
-        if element is not None:
-            work.apply(instance, element)
+    for instance in streams(pair.spec):
+        if instance in groups and (names := outside(pair, instance)):
+            work.apply(instance, _best(pair, work, instance, groups[instance], names))
     sweeper.layers(work)
-    if not quick and not _outside_equal(pair, sweeper, work):
-        left = sweeper.distance(work)
+    left = sweeper.distance(work)
+    if not quick and left > EXACT**2 * sum(float(t.double().square().sum()) for t in pair.anchor.values()):
         for _ in range(SWEEPS):
             gain = sweeper.sweep(work, random.Random(0))
             left -= gain
@@ -138,11 +137,38 @@ def _is_again(spec: Spec, axis: str) -> bool:
     return not spec.is_shared(axis) and axis not in outer and not isinstance(spec.axes[axis].group, Permutation | Signed)
 
 
-def _outside_equal(pair: Pair, sweeper: Sweeper, work: Workspace) -> bool:
-    """Whether the matrices that only a shared axis acts on are equal already: then the stream is found."""
-    shared = [i for i in sweeper.instances if pair.spec.is_shared(i.axis)]
-    fixed = {n for i in shared for n in work.touched(i) if pair.anchor[n].ndim > 1 and len(pair.spec.touched[n]) == 1}
-    return bool(fixed) and all(_gap(work.tensors[n], pair.anchor[n]) <= EXACT for n in fixed)
+def streams(spec: Spec) -> list[Instance]:
+    """The axes that all layers share and that others are not inside of."""
+    outer = {per for one in spec.axes.values() for per in one.per}
+    return [i for i in spec.movable if spec.is_shared(i.axis) and i.axis not in outer]
+
+
+def outside(pair: Pair, instance: Instance) -> list[str]:
+    """The matrices on which only this axis acts, and no other: embeddings, positions, classifiers."""
+    return [n for n in pair.spec.movable[instance] if n in pair.anchor and pair.anchor[n].ndim > 1
+            and len(pair.spec.touched[n]) == 1]  # fmt: skip
+
+
+def _concentrated(pair: Pair, work: Workspace) -> None:
+    """Solve streams again from the half of their matrices that is nearest already, and what is inside of layers after
+    it, as long as that half comes nearer: least trimmed squares (Rousseeuw & Van Driessen 2006, C-steps), so that what
+    was trained in some matrices does not move the others."""
+    for _ in range(STEPS):
+        for instance in streams(pair.spec):
+            names = [n for n in work.touched(instance) if pair.anchor[n].ndim > 1]
+            gaps = {n: _gap(work.tensors[n], pair.anchor[n]) for n in names}
+            half = sorted(names, key=gaps.__getitem__)[: (len(names) + 1) // 2]
+            group = pair.spec.axes[instance.axis].group
+            if half and group is not None and gaps[half[-1]] > EXACT and not isinstance(group, Permutation | Signed):
+                work.apply(instance, _best(pair, work, instance, group, half))
+        _inside(pair, work)
+
+
+def _inside(pair: Pair, work: Workspace) -> None:
+    for instance in (i for i in pair.spec.movable if _is_again(pair.spec, i.axis)):
+        element = _solved(pair, work, instance)
+        if element is not None:
+            work.apply(instance, element)
 
 
 def _solved(pair: Pair, work: Workspace, instance: Instance) -> Element | None:
@@ -154,8 +180,6 @@ def _solved(pair: Pair, work: Workspace, instance: Instance) -> Element | None:
     best, cost = None, sum(_gap(work.tensors[name], pair.anchor[name]) for name in names)
     for some in [names, *([name] for name in names if len(names) > 1)]:
         element = _best(pair, work, instance, group, some)
-        if element is None:
-            continue
         trial = work.part([instance])
         trial.apply(instance, element)
         left = sum(_gap(trial.tensors[name], pair.anchor[name]) for name in names)
@@ -164,10 +188,10 @@ def _solved(pair: Pair, work: Workspace, instance: Instance) -> Element | None:
     return best
 
 
-def _best(pair: Pair, work: Workspace, instance: Instance, group: Group, names: Sequence[str]) -> Element | None:
+def _best(pair: Pair, work: Workspace, instance: Instance, group: Group, names: Sequence[str]) -> Element:
     read: Callable[[str], Tensor] = work.tensors.__getitem__
     moments = weight_moments(pair.spec, instance, pair.anchor.__getitem__, read, group, names=list(names))
-    return group.best(moments) if moments and not set(moments) == {"plain"} else None
+    return group.best(moments)
 
 
 def _gap(x: Tensor, y: Tensor) -> float:
