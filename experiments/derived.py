@@ -116,7 +116,7 @@ def lora(kind: Kind, base: Checkpoint) -> Checkpoint:
     ]
     for part in matrices:
         parametrize.register_parametrization(part, "weight", LowRank(part.weight))
-    only = [p for part in matrices for name, p in part.named_parameters() if "original" not in name and "bias" != name]
+    only = [p for part in matrices for name, p in part.named_parameters() if "original" not in name and name != "bias"]
     fitted(module, kind, max(2, kind.steps // 3), 2 * kind.rate, 1001, turned, only)
     for part in matrices:
         parametrize.remove_parametrizations(part, "weight")
@@ -236,7 +236,14 @@ def distilled(kind: Kind, base: int) -> Path:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(100 + base)
             module = kind.build()
-        fitted(module, kind, kind.steps, kind.rate, 100 + base, teacher=symfuse.to_module(symfuse.open(base_of(kind, base))))
+        fitted(
+            module,
+            kind,
+            kind.steps,
+            kind.rate,
+            100 + base,
+            teacher=symfuse.to_module(symfuse.open(base_of(kind, base))),
+        )
         with publishing(folder) as scratch:
             module.save_pretrained(scratch)
     return folder

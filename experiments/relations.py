@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +16,6 @@ from study import Claim, Key, Part, Row, Study, table
 from train import Kind
 
 import symfuse
-from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.model import Model
 from symfuse.relations import decide, evidence_of
@@ -25,7 +23,7 @@ from symfuse.relations import verdict as words
 from symfuse.spec import anatomy, layer_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "reference"))
-import tracing  # noqa: E402
+import tracing
 
 TRUTHS = {
     "copy": words.SAME_FUNCTION, "int8": words.QUANTISED, "int4": words.QUANTISED, "bf16": words.QUANTISED,
@@ -67,17 +65,29 @@ other pair that is unrelated), and all figures below are of the half "report".
         yield from (("sceptr", name) for pair in self.options.get("published", []) for name in pair)
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:
-        name, what, base = part
-        family = self.config.family(name)
-        pairs = self._published() if name == "sceptr" else (
-            self._related(name, base) if what == "from" else self._apart(name)
-        )  # fmt: skip
-        for number, (source, anchor, truth, moved) in enumerate(pairs):
-            row: Row = {"family": name, "source": source[0], "anchor": anchor[0], "moved": moved, "truth": truth}
-            half = base if what == "from" else number
+        for row, source, anchor in self.pairs(part):
             if self.key(row) not in done:
-                data = None if name == "sceptr" else family
-                yield row | {"half": ("tune", "report")[half % 2]} | _measured(source[1](), anchor[1](), moved, data)
+                yield row | _measured(source(), anchor(), row["moved"], self._data(part[0]))
+
+    def pairs(self, part: Part) -> Iterator[tuple[Row, Any, Any]]:
+        """What is known of each pair of a part beforehand, and what opens its models."""
+        name, what, base = part
+        pairs = self._related(name, base) if what == "from" else self._apart(name)
+        for number, (source, anchor, truth, moved) in enumerate(self._published() if name == "sceptr" else pairs):
+            half = ("tune", "report")[(base if what == "from" else number) % 2]
+            row = {
+                "family": name,
+                "source": source[0],
+                "anchor": anchor[0],
+                "moved": moved,
+                "truth": truth,
+                "half": half,
+            }
+            yield row, source[1], anchor[1]
+
+    def _data(self, name: str) -> Trained | None:
+        family = self.config.family(name)
+        return family if isinstance(family, Trained) else None
 
     def _kind(self, name: str) -> Kind:
         family = self.config.family(name)
@@ -90,7 +100,12 @@ other pair that is unrelated), and all figures below are of the half "report".
             for moved in (False, True):
                 truth = TRUTHS.get(way, words.FINE_TUNE)
                 truth = words.SAME_WEIGHTS if way == "copy" and not moved else truth
-                yield (way, _opened(derived.derived, kind, way, base)), (f"base {base}", _base(kind, base)), truth, moved
+                yield (
+                    (way, _opened(derived.derived, kind, way, base)),
+                    (f"base {base}", _base(kind, base)),
+                    truth,
+                    moved,
+                )
 
     def _apart(self, name: str) -> Iterator[tuple[Any, Any, str, bool]]:
         kind, about = self._kind(name), self.options["families"][name]

@@ -173,7 +173,9 @@ def _nearest(instance: Instance, narrow: Model, wide: Model, elements: Mapping[s
     for name in (n for n in narrow.spec.movable[instance] if len(narrow.spec.tensors[n].layout.dims) > 1):
         y, x = move(narrow.spec, elements, name, narrow.read(name)), wide.read(name)
         for here, there in zip(*(one.spec.occurrences[name, instance.axis] for one in (narrow, wide)), strict=True):
-            ours, theirs = (torch.nn.functional.normalize(at.unfold(t).float(), dim=-1) for at, t in ((here, y), (there, x)))
+            ours, theirs = (
+                torch.nn.functional.normalize(at.unfold(t).float(), dim=-1) for at, t in ((here, y), (there, x))
+            )
             if here.atom.variance is Variance.PLAIN:
                 plain = plain + ours @ theirs.mT
             else:

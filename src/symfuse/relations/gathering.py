@@ -51,7 +51,7 @@ def gather(source: Model, anchor: Model, *, quick: bool = False, placed: bool = 
 
 
 def kind_of(spec: Spec, instance: Instance) -> str | None:
-    """"neurons", "inside" or "stream"; None of axes that others are inside of, whose order alone is matched."""
+    """ "neurons", "inside" or "stream"; None of axes that others are inside of, whose order alone is matched."""
     axis = spec.axes[instance.axis]
     if any(instance.axis in one.per for one in spec.axes.values()):
         return None

@@ -6,6 +6,7 @@ an element from single tensors is preferred where it makes these equal.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from symfuse.spec import Instance, Spec
 from symfuse.stats import weight_moments
 
 SWEEPS = 12
-STEPS = 4
+STEPS, ENOUGH_LEFT = 4, 0.9  # of a trimmed descent, which ends when more than that share is left
 EXACT = 1e-4  # of the norm: what is nearer than that after moving, is the same tensor but for rounding
 
 
@@ -134,7 +135,9 @@ def _order(source: Model, anchor: Model, *, quick: bool) -> dict[Instance, Eleme
 def _is_again(spec: Spec, axis: str) -> bool:
     """Whether an axis is solved again once all others are known: what is inside of heads, planes, scales of neurons."""
     outer = {per for one in spec.axes.values() for per in one.per}
-    return not spec.is_shared(axis) and axis not in outer and not isinstance(spec.axes[axis].group, Permutation | Signed)
+    return (
+        not spec.is_shared(axis) and axis not in outer and not isinstance(spec.axes[axis].group, Permutation | Signed)
+    )
 
 
 def streams(spec: Spec) -> list[Instance]:
@@ -153,15 +156,21 @@ def _concentrated(pair: Pair, work: Workspace) -> None:
     """Solve streams again from the half of their matrices that is nearest already, and what is inside of layers after
     it, as long as that half comes nearer: least trimmed squares (Rousseeuw & Van Driessen 2006, C-steps), so that what
     was trained in some matrices does not move the others."""
-    for _ in range(STEPS):
-        for instance in streams(pair.spec):
-            names = [n for n in work.touched(instance) if pair.anchor[n].ndim > 1]
+    found = [i for i in streams(pair.spec) if not isinstance(pair.spec.axes[i.axis].group, Permutation | Signed)]
+    for instance in found:
+        names = [n for n in work.touched(instance) if pair.anchor[n].ndim > 1]
+        before = math.inf
+        for _ in range(STEPS):
             gaps = {n: _gap(work.tensors[n], pair.anchor[n]) for n in names}
             half = sorted(names, key=gaps.__getitem__)[: (len(names) + 1) // 2]
+            left = sum(gaps[name] for name in half)
+            if left > ENOUGH_LEFT * before or left <= EXACT * len(half):
+                break
             group = pair.spec.axes[instance.axis].group
-            if half and group is not None and gaps[half[-1]] > EXACT and not isinstance(group, Permutation | Signed):
-                work.apply(instance, _best(pair, work, instance, group, half))
-        _inside(pair, work)
+            assert group is not None
+            work.apply(instance, _best(pair, work, instance, group, half))
+            _inside(pair, work)
+            before = left
 
 
 def _inside(pair: Pair, work: Workspace) -> None:
