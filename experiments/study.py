@@ -33,7 +33,7 @@ DATA = ROOT / "data"
 STUDIES = (
     "zhang_table1", "zhang_table2", "zhang_table3", "zhang_figure3", "zhang_figure4", "zhang_figure5", "zhang_layers",
     "theus_table2", "theus_simplex", "theus_widths", "theus_iterations",
-    "verma_table1", "verma_table2", "verma_table3", "verma_data", "rebase", "rounding",
+    "verma_table1", "verma_table2", "verma_table3", "verma_data", "rebase", "relations", "rounding",
 )  # fmt: skip
 LEVEL = 0.05  # at which a gain is decided
 

@@ -109,7 +109,7 @@ def problem_of(
     group `sinkhorn` implies the variant TRANSPORT, which in turn implies that group for axes that are not in `groups`.
     Raises IncompatibleError, OptionError, SpecError or CheckpointError if the source cannot be aligned with the anchor.
     """
-    require_same_shape(_alike_tied(source, anchor))
+    require_same_shape(alike_tied(source, anchor))
     for model in (source, anchor):
         require_floating(model)
     axes, frame, auto = usual([source, anchor], axes, groups, frame, variants)
@@ -141,7 +141,7 @@ def problem_of(
     return Problem(source, anchor, tuple(frame), axes_to_match, kept, by_instance, lineage, variants, auto)
 
 
-def _alike_tied(source: Model, anchor: Model) -> list[Model]:
+def alike_tied(source: Model, anchor: Model) -> list[Model]:
     """Both models, untied if only one of them is tied. (In encoder-decoders more than the head may be tied.)"""
     models = [source, anchor]
     if len({bool(tied_heads(model)) for model in models}) == 1:

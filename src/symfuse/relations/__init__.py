@@ -1,0 +1,9 @@
+"""How models are related: moved, tuned, rounded, pruned or cut from one another, or trained apart."""
+
+from __future__ import annotations
+
+from symfuse.relations.evidence import Change, Evidence, Units
+from symfuse.relations.relation import Relation, evidence_of
+from symfuse.relations.verdict import Verdict, decide
+
+__all__ = ["Change", "Evidence", "Relation", "Units", "Verdict", "decide", "evidence_of"]
