@@ -159,6 +159,8 @@ def test_two_files_are_read_like_a_third_model() -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json; name a model of the same class .*--like MODEL"):
         symfuse.verify(bare(state), bare(other))
     assert symfuse.verify(bare(state), bare(other), like=model).worst == 0
+    with pytest.raises(OptionError, match=r"like: vit and vit have configs of their own; leave bert out"):
+        symfuse.verify(model, model, like=MODELS["bert"](0).replace(name="bert"))
 
 
 MAPS = [f"transformer.h.{{l}}.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]

@@ -32,7 +32,7 @@ def alike(
     before: Checkpoint, after: Checkpoint, like: Checkpoint | None = None, names: Mapping[str, Any] | None = None
 ) -> tuple[Checkpoint, Checkpoint]:
     """Two models; one without a config is read as the other one, or as `like` (`read_like`), and so is that of the two
-    in which more of `names` are (`naming_of`)."""
+    in which more of `names` are (`naming_of`). OptionError for `like` or `names` without a use."""
     pair = [before, after]
     if names is not None:
         naming = naming_of(names, "names")
@@ -45,6 +45,8 @@ def alike(
         target = like or pair[1 - i]
         if lacks_config(one) and (not one.config or one.config["model_type"] != target.config.get("model_type")):
             pair[i] = read_like(one, target)
+    if like is not None and pair == [before, after]:
+        raise OptionError(f"like: {before.name} and {after.name} have configs of their own; leave {like.name} out")
     return pair[0], pair[1]
 
 

@@ -18,6 +18,7 @@ from symfuse.verification.coverage import Changed
 
 NAMED = 3  # so many are looked for under other names, and named in a message
 SEARCHED = 16  # among so many
+LARGEST = 2**26  # entries of tensors that are looked for
 
 
 def missing(before: Checkpoint, after: Checkpoint) -> dict[str, str]:
@@ -41,7 +42,7 @@ def described(before: Checkpoint, after: Checkpoint, changed: Mapping[str, Chang
     """
     beyond = [name for name in before if name in changed and float(changed[name].rows.max()) > _eps(changed[name])]
     out = {name: f"differs by {float(changed[name].rows.max()):.1e}" for name in beyond}
-    for name in beyond[:NAMED]:
+    for name in (one for one in beyond[:NAMED] if before.info(one).numel <= LARGEST):
         out[name] += _elsewhere(before, after, name, beyond)
     aliases = _not_compared(before) | _not_compared(after)
     for one, other in ((before, after), (after, before)):
