@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -106,13 +107,22 @@ for name in ("CI", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLO
 
 # The same examples in every run, whatever the time they take. Other ones: --hypothesis-profile=default
 settings.register_profile(
-    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("same")
 
 
 # Nothing that tests write is forced to the disk, which takes milliseconds for each file: none turns the power off.
 os.fsync = lambda _file: None
+
+
+# Names are converted by patterns, of which transformers compiles more for each model than are kept by default.
+re._MAXCACHE = 10_000  # type: ignore[attr-defined]
 
 
 gc.disable()

@@ -65,7 +65,8 @@ def test_families_that_agree_share_a_row(table: Table) -> None:
     assert len({tuple(row[:4]) for row in reasons(found)}) == len(reasons(found))
 
 
-def test_on_the_command_line() -> None:
+def test_on_the_command_line(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("symfuse.reports.families.families", lambda: list(table.values()))
     said = done("inspect", "--families").stdout
     assert "qwen3" in said
     assert "ALiBi" in said

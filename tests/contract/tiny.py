@@ -335,7 +335,9 @@ class Form:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Form:
-        module, whole = copy.deepcopy(loaded(checkpoint)), as_declared(checkpoint)  # loaded, it has the file's memory
+        module, whole = loaded(checkpoint), as_declared(checkpoint)
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            tensor.data = tensor.data.clone()  # which may be the file's memory
         owners = {id(owner): owner for owner in module.modules()}
         names = stored_names(module, whole)
         tensors = [(getattr(owners[at], leaf), file) for (at, leaf), file in names.items()]
