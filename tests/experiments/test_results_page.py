@@ -32,9 +32,9 @@ def test_every_study_of_the_small_config_has_its_rows() -> None:
         )
 
 
-@pytest.mark.parametrize("config", ["long"])
-def test_documents_show_the_rows_of_other_configs(config: str) -> None:
-    for study in run.selected(Config.read(config), ()):
+@pytest.mark.parametrize(("config", "studies"), [("long", ()), ("small", ("rebase",))], ids=str)
+def test_documents_show_the_rows_of_studies(config: str, studies: tuple[str, ...]) -> None:
+    for study in run.selected(Config.read(config), studies):
         mark = f"<!-- table: {study.name} of {config} -->"
         (text,) = (t for file in results.DOCS.glob("*.md") if mark in (t := file.read_text("utf-8")))
         shown = re.search(re.escape(mark) + r"\n\n(.*?)\n\n<!-- end of table -->", text, re.DOTALL)

@@ -21,7 +21,7 @@ from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Lazy
 from symfuse.model import Model
-from symfuse.rebasing.models import same_sizes
+from symfuse.rebasing.models import require_one_family, same_sizes
 from symfuse.rewriting import canonical
 from symfuse.transporting.adapter import transport_adapter
 from symfuse.transporting.frames import Frame, Rewrite
@@ -34,8 +34,10 @@ WAY_OUT = (
 
 
 def require_widths(folder: Path, base: Checkpoint, onto: Checkpoint) -> None:
-    """IncompatibleError unless the layers of both models are of one size."""
-    if not same_sizes(Model.of(base), Model.of(onto)):
+    """IncompatibleError unless both models are of one family, and their layers of one size."""
+    a, b = Model.of(base), Model.of(onto)
+    require_one_family(b, a)
+    if not same_sizes(a, b):
         raise IncompatibleError(
             f"{folder.name}: {onto.name} has other widths than {base.name}, where an adapter does not keep its rank. "
             f"{WAY_OUT}"

@@ -54,7 +54,7 @@ def move_all(
     shapes, and for vocabularies that differ where there is no tokenizer.
     """
     b, a, ft = (Model.of(checkpoint) for checkpoint in (onto, base, finetune))
-    notes = [*_require_one_family(a, ft), *_require_one_family(b, a)]
+    notes = [*require_one_family(a, ft), *require_one_family(b, a)]
     if not same_sizes(a, ft):
         require_same_sizes(a, ft, f"{base.name} and {finetune.name}", layers=True, force_config=False)
     if (alike := cosine(a, ft)) < SAME_BASIS:
@@ -78,7 +78,7 @@ def move_all(
     return Moved(Model.of(finetune), Model.of(base), Model.of(onto), alignment, differ, (*notes, *of_ties, *of_rows))
 
 
-def _require_one_family(first: Model, second: Model) -> list[str]:
+def require_one_family(first: Model, second: Model) -> list[str]:
     """Notes on configs that differ; IncompatibleError for models of different families."""
     pair = f"{first.name} and {second.name}"
     if first.spec.family != second.spec.family:
