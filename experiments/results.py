@@ -41,10 +41,10 @@ alone.
 
 
 def write(config: Config, studies: Sequence[Study], data: Path) -> None:
-    """The page and figures of the small config, of all its studies that have rows, whichever were chosen, in docs/. Of
-    rows that are kept elsewhere, and of configs of one's own, beside the rows. Of the other configs here the tables
-    between their marks in documents, and the figures that these name. Raises OptionError if there are no rows, or those
-    of a study are not all there."""
+    """The page and figures of the small config, of all its studies that have rows, whichever were chosen, in docs/; its
+    tables also between their marks in other documents. Of rows that are kept elsewhere, and of configs of one's own,
+    beside the rows. Of the other configs here the tables between their marks in documents, and the figures that these
+    name. Raises OptionError if there are no rows, or those of a study are not all there."""
     small = config.path == CONFIGS / "small.yml"
     if small:
         studies = [study_named(name, config) for name in STUDIES if name in config.studies]
@@ -59,6 +59,7 @@ def write(config: Config, studies: Sequence[Study], data: Path) -> None:
             )
     if small and data == DATA:
         _write_page(rows_by_study, data, DOCS)
+        _fill(rows_by_study, config.name)
     elif data != DATA or config.path.parent != CONFIGS:
         _write_page(rows_by_study, data, data / config.name)
     else:

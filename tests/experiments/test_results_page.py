@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import fmean
 
 import pytest
 import results
@@ -32,11 +33,24 @@ def test_every_study_of_the_small_config_has_its_rows() -> None:
         )
 
 
-@pytest.mark.parametrize("config", ["long"])
-def test_documents_show_the_rows_of_other_configs(config: str) -> None:
-    for study in run.selected(Config.read(config), ()):
+@pytest.mark.parametrize(("config", "studies"), [("long", ()), ("small", ("rebase",))], ids=str)
+def test_documents_show_the_rows_of_studies(config: str, studies: tuple[str, ...]) -> None:
+    for study in run.selected(Config.read(config), studies):
         mark = f"<!-- table: {study.name} of {config} -->"
         (text,) = (t for file in results.DOCS.glob("*.md") if mark in (t := file.read_text("utf-8")))
         shown = re.search(re.escape(mark) + r"\n\n(.*?)\n\n<!-- end of table -->", text, re.DOTALL)
         assert shown is not None
         assert shown[1] == study.tables(Store.of(study).rows()), f"run.py --config {config} --write {study.name}"
+
+
+def test_rebase_says_what_its_study_found() -> None:
+    """The shares that `symfuse rebase` prints are the means of the rows."""
+    import rebase
+
+    from symfuse.rebasing.relation import SHARES
+
+    for config, case, kind in (("small", "apart", "trained apart"), ("long", "later", "trained on")):
+        (study,) = run.selected(Config.read(config), ("rebase",))
+        rows = rebase.of(Store.of(study).rows(), case, "g(τ), weights")
+        assert {row["kind"] for row in rows} == {kind}
+        assert round(fmean(rebase.shares(rows)), 2) == SHARES[kind]

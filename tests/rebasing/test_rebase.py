@@ -65,7 +65,9 @@ def test_it_is_exact_on_the_base_moved_by_any_element(label: str) -> None:
     assert label not in FAST or done.verified is not None
 
 
-@pytest.mark.parametrize("label", [*FAST, *(pytest.param(label, marks=pytest.mark.slow) for label in SLOW)])
+@pytest.mark.parametrize(
+    "label", ["bert", *(pytest.param(label, marks=pytest.mark.slow) for label in [*FAST[1:], *SLOW])]
+)
 def test_it_is_exact_on_a_moved_base_that_is_matched(label: str) -> None:
     a = model_of(label).checkpoint
     tuned, g = trained(a), random_alignment(model_of(label).spec, 3)
@@ -80,7 +82,7 @@ def test_it_is_exact_on_a_moved_base_that_is_matched(label: str) -> None:
 def test_the_dial_goes_from_the_new_base_to_the_fine_tune() -> None:
     a, b = MODELS["gpt2-lm"](0), MODELS["gpt2-lm"](1)
     tuned = trained(a)
-    done = symfuse.rebase(tuned, a, b, towards=1.0, prove=True)
+    done = symfuse.rebase(tuned, a, b, towards=1.0, axes=("ffn", "residual"), prove=True)
     assert done.relation.kind == "trained apart"
     assert done.verified is not None
     assert done.verified.equal
@@ -181,12 +183,12 @@ def test_bad_input_is_one_error() -> None:
     with pytest.raises(IncompatibleError, match="one is a llama, the other a gpt2"):
         symfuse.rebase(MODELS["gpt2-lm"](0), a, a)
     b = MODELS["llama-lm"](1)
-    back = symfuse.match(b, a)
+    back = symfuse.match(b, a, axes="ffn")
     with pytest.raises(IncompatibleError, match=r"as its source, found .* symfuse align BASE --to ONTO"):
         symfuse.rebase(tuned, a, b, alignment=back)
     with pytest.raises(OptionError):
         symfuse.rebase(tuned, a, b, axes="nothing")
-    other = symfuse.rebase(b, a, b, alpha=0.0)
+    other = symfuse.rebase(b, a, b, alpha=0.0, axes="ffn")
     assert any("does not look like a fine-tune" in note for note in other.notes)
 
 
@@ -196,7 +198,7 @@ def test_the_command_writes_what_python_does(tmp_path: Path, monkeypatch: pytest
     for name, checkpoint in {"a": a, "tuned": trained(a), "b": MODELS["gpt2-lm"](1)}.items():
         checkpoint.save(name)
     before = everything(tmp_path)
-    document = data("rebase", "tuned", "--from", "a", "--onto", "b", "-o", "out", "--alpha", "0.5")
+    document = data("rebase", "tuned", "--from", "a", "--onto", "b", "-o", "out", "--alpha", "0.5", "--axes", "ffn")
     assert document["relation"]["kind"] == "trained_apart"
     assert "expect little" in document["expect"]
     assert "verified" not in document

@@ -61,7 +61,9 @@ def unfolded(checkpoint: Checkpoint, frame: tuple[str, ...]) -> Checkpoint:
     return Checkpoint(new, checkpoint.config, name="b")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith(("gpt2", "llama"))) for case in CASES]
+)
 def test_an_adapter_stays_one_of_its_rank_on_a_moved_base(case: str, tmp_path: Path) -> None:
     kind, options, frame = CASES[case]
     base = base_folder(kind, tmp_path / "base")

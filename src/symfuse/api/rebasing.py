@@ -19,7 +19,7 @@ from symfuse.evaluation import Batch, Task
 from symfuse.io import Checkpoint, is_other
 from symfuse.io.sources import Source, opened
 from symfuse.matching.learned import Learning
-from symfuse.rebasing import Moved, Relation, combined, move_all, rebase_adapter, relation, require_widths
+from symfuse.rebasing import Moved, Relation, combined, move_all, rebase_adapter, relation
 from symfuse.runs import SUFFIX, Record, Run, described, lineage, model_card, recorded
 from symfuse.transporting import Transported, alignment_of
 from symfuse.verification import Verification
@@ -128,8 +128,7 @@ def _known(alignment: Alignment | str | os.PathLike[str], base: Checkpoint, onto
 def _adapter(
     folder: Path, base: Checkpoint, onto: Checkpoint, alignment: Alignment | None, alpha: float, options: dict[str, Any]
 ) -> Rebased:
-    require_widths(folder, base, onto)
-    moved = move_all(base, base, onto, alignment, **options)
+    moved = move_all(base, base, onto, alignment, adapter=True, **options)
     related = relation(moved.base, moved.onto)
     new = rebase_adapter(folder, moved.alignment, base, onto, alpha)
     notes = (*moved.notes, *new.notes)

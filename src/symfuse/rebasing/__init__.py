@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from symfuse.rebasing.adapter import rebase_adapter, require_widths
+from symfuse.rebasing.adapter import rebase_adapter
 from symfuse.rebasing.models import Moved, combined, move_all
 from symfuse.rebasing.relation import Relation, relation
 
-__all__ = ["Moved", "Relation", "combined", "move_all", "rebase_adapter", "relation", "require_widths"]
+__all__ = ["Moved", "Relation", "combined", "move_all", "rebase_adapter", "relation"]

@@ -17,11 +17,10 @@ from torch import Tensor
 from symfuse.adapters.config import Config
 from symfuse.adapters.lora import Change, changes_of
 from symfuse.alignment import Alignment
-from symfuse.errors import IncompatibleError, SymmetryError
+from symfuse.errors import SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Lazy
 from symfuse.model import Model
-from symfuse.rebasing.models import same_sizes
 from symfuse.rewriting import canonical
 from symfuse.transporting.adapter import transport_adapter
 from symfuse.transporting.frames import Frame, Rewrite
@@ -33,22 +32,13 @@ WAY_OUT = (
 )
 
 
-def require_widths(folder: Path, base: Checkpoint, onto: Checkpoint) -> None:
-    """IncompatibleError unless the layers of both models are of one size."""
-    if not same_sizes(Model.of(base), Model.of(onto)):
-        raise IncompatibleError(
-            f"{folder.name}: {onto.name} has other widths than {base.name}, where an adapter does not keep its rank. "
-            f"{WAY_OUT}"
-        )
-
-
 def rebase_adapter(
     folder: Path, alignment: Alignment, base: Checkpoint, onto: Checkpoint, alpha: float = 1.0
 ) -> Transported:
     """The adapter in a folder, of `base`, for `onto`; its tensors are computed when they are read.
 
-    Raises what `transport_adapter` raises; IncompatibleError for a B of other widths; SymmetryError where B has no such
-    adapter: a gain of zero, a bias that the adapter has no place for, tensors held as a whole that a frame rewrites.
+    Raises what `transport_adapter` raises; SymmetryError where B has no such adapter: a gain of zero, a bias that the
+    adapter has no place for, tensors held as a whole that a frame rewrites.
     """
     moved = transport_adapter(folder, alignment, base, str(onto.folder or onto.name))
     model = canonical(Model.of(onto), {"untie"} & set(alignment.frame))

@@ -45,17 +45,23 @@ class Moved:
 
 
 def move_all(
-    finetune: Checkpoint, base: Checkpoint, onto: Checkpoint, alignment: Alignment | None = None, **options: Any
+    finetune: Checkpoint,
+    base: Checkpoint,
+    onto: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    adapter: bool = False,
+    **options: Any,
 ) -> Moved:
     """The fine-tune and its base, moved to B by the alignment, or by one that is matched now: widened first if B is
-    wider. options: of `match_pair`.
+    wider. adapter: whether the change is one, of B as wide as A. options: of `match_pair`.
 
     Raises IncompatibleError for models of other families or depths, for a fine-tune that is not one of that base by its
     shapes, and for vocabularies that differ where there is no tokenizer.
     """
     b, a, ft = (Model.of(checkpoint) for checkpoint in (onto, base, finetune))
     notes = [*_require_one_family(a, ft), *_require_one_family(b, a)]
-    if not same_sizes(a, ft):
+    if not _same_sizes(a, ft):
         require_same_sizes(a, ft, f"{base.name} and {finetune.name}", layers=True, force_config=False)
     if (alike := cosine(a, ft)) < SAME_BASIS:
         notes.append(
@@ -63,8 +69,14 @@ def move_all(
             "and only the difference of a model and its fine-tune can be moved"
         )
     differ = _vocabularies_differ([onto, base, finetune])
-    if not same_sizes(a, b):
-        _require_plain(a, b, alignment, differ, options)
+    if not _same_sizes(a, b):
+        given = {"a known alignment": alignment is not None, "an adapter (merge it into its base)": adapter}
+        given |= {word: word in options for word in ("batches", "learning")} | {"other vocabularies": differ}
+        if wrong := [what for what, there in given.items() if there]:
+            raise IncompatibleError(
+                f"{onto.name} has other widths than {base.name}, which are matched by weights alone and do not go with "
+                f"{some(wrong)}; leave that out, or give models of one width"
+            )
         options |= {"axes": "all"} if options["axes"] == "auto" else {}
         wide, alignment, widen_alike = match_alike(a, b, **options)
         base, finetune = wide.checkpoint, widen_alike(ft).checkpoint
@@ -86,22 +98,11 @@ def _require_one_family(first: Model, second: Model) -> list[str]:
             f"{pair}: one is a {first.spec.family}, the other a {second.spec.family}; a fine-tune moves between models "
             "of one family"
         )
-    fields = differences(first.checkpoint, second.checkpoint) if same_sizes(first, second) else []
+    fields = differences(first.checkpoint, second.checkpoint) if _same_sizes(first, second) else []
     return let_pass([d for d in fields if "vocab" not in d.field], pair, force_config=False, layers=True)
 
 
-def _require_plain(base: Model, onto: Model, alignment: Alignment | None, differ: bool, options: Any) -> None:
-    """IncompatibleError for what does not go with other widths."""
-    given = {"a known alignment": alignment, "data": options.get("batches"), "learning": options.get("learning")}
-    wrong = [what for what, value in given.items() if value is not None] + ["vocabularies that differ"] * differ
-    if wrong:
-        raise IncompatibleError(
-            f"{onto.name} has other widths than {base.name}, which are matched by weights alone and do not go with "
-            f"{some(wrong)}; leave that out, or give models of one width"
-        )
-
-
-def same_sizes(first: Model, second: Model) -> bool:
+def _same_sizes(first: Model, second: Model) -> bool:
     """Whether two models have the same sizes, those of the vocabulary and of task heads aside."""
     ours, theirs = ({n: a for n, a in m.spec.sizes.items() if n not in _of_heads(m)} for m in (first, second))
     return all(theirs[axis] == size for axis, size in ours.items() if axis in theirs)

@@ -49,14 +49,16 @@ class Relation:
         return {"kind": self.kind.replace(" ", "_"), "relative": self.relative, "units": self.units}
 
 
+# The mean share of a fine-tune's gain that moved, by kind, in the study of docs/rebase.md (a test compares its rows).
+SHARES: Mapping[str, float] = {"trained on": 0.94, "trained apart": 0.15}
 _EXPECT: Mapping[Kind, str] = {
     "moved": "{onto} is {base} moved, up to rounding, and the result computes what the fine-tune does",
-    "trained on": "{onto} looks like {base} trained on; most of what the fine-tune gained usually moves along "
-    "(docs/rebase.md)",
+    "trained on": f"{{onto}} looks like {{base}} trained on; there {SHARES['trained on']:.0%} of a fine-tune's gain "
+    "moved in the study of docs/rebase.md, on small models",
     "unclear": "{onto} and {base} are neither near nor far; measure the result before you use it (docs/rebase.md)",
-    "trained apart": "{onto} looks trained apart from {base}; expect little of the fine-tune's gain, and measure the "
-    "result: a few labelled samples and seconds of training usually give more, and training from the result more than "
-    "from {onto} (docs/rebase.md)",
+    "trained apart": f"{{onto}} looks trained apart from {{base}}; there {SHARES['trained apart']:.0%} of a fine-tune's"
+    " gain moved in the study of docs/rebase.md, less than 30 steps of training on 64 samples gave: expect little, "
+    "measure the result, or begin between the two (towards)",
 }
 
 
