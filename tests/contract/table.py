@@ -2,10 +2,10 @@
 
     make table
 
-Each entry is the largest change of the outputs of the real class, relative to the largest output, in float64 (also where
-its class casts to float32), when random elements of that symmetry act (seed 1) on a tiny random model (for SCEPTR: on a
-module with its tensors). A dash: the model has no such axis. Biases: "key free", key biases may be translated; "value folded", value biases may be
-translated, and the output bias takes up the change.
+Each entry is the largest change of the outputs of the real class, relative to the largest output, in float64 (also
+where its class casts to float32), when random elements of that symmetry act (seed 1) on a tiny random model (for
+SCEPTR: on a module with its tensors). A dash: the model has no such axis. Biases: "key free", key biases may be
+translated; "value folded", value biases may be translated, and the output bias takes up the change.
 """
 
 from __future__ import annotations
