@@ -24,8 +24,8 @@ from symfuse.groups import Group, Invertible, Orthogonal, Permutation, Phase, Sc
         ("cohere2-mixture-rms", "residual", Scaling()),
         ("gemma3n-lm", "v", Invertible()),  # behind a norm
         ("gemma3n-lm", "c", Phase()),
-        ("gemma3n-lm", "per", SignedMonomial()),
-        ("gemma3n-lm", "modality", Orthogonal()),  # behind tanh
+        ("gemma3n-lm", "own_ffn", SignedMonomial()),
+        ("gemma3n-lm", "modality_ffn", Orthogonal()),  # behind tanh
         ("gemma3n-lm", "residual", Scaling()),
         ("gemma4-lm", "full_v", Scaling()),
         ("gemma4-mixture-lm", "full_c", Phase()),
@@ -56,8 +56,8 @@ def test_what_is_no_permutation_breaks_where_gates_and_decays_are_kept(label: st
         ("afmoe-lm", "v", "|v|", "v"),
         ("afmoe-lm", "e", "e", "9"),
         ("cohere2-mixture-lm", "c", "f c", "c f"),
-        ("gemma3n-lm", "per", "|per| residual*", "7 residual*"),
-        ("gemma3n-lm", "laurel", "laurel*", "laurel"),
+        ("gemma3n-lm", "own_ffn", "|own_ffn| residual*", "7 residual*"),
+        ("gemma3n-lm", "laurel_latent", "laurel_latent*", "laurel_latent"),
         ("gemma4-lm", "wide_ffn", "|wide_ffn|", "58"),
         ("gemma4-mixture-lm", "full_c", "full_q full_c* full_f", "full_q 16"),  # values are the keys
     ],

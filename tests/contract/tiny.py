@@ -218,7 +218,7 @@ SCEPTR: dict[str, Any] = {
     "output_vocab_size": 17,
 }  # fmt: skip
 
-BUFFERS = ("logits_bias", "correction_bias", "expert_bias", "running_mean")  # that are weights
+BUFFERS = ("logits_bias", "correction_bias", "expert_bias", "running_mean", "layer_scalar")  # that are weights
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -230,7 +230,7 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     with torch.no_grad():
         biases = [(name, b) for name, b in module.named_buffers() if name.endswith(BUFFERS)]
         for name, p in itertools.chain(module.named_parameters(), biases):
-            gain = p.ndim == 1 and name.endswith("weight")
+            gain = p.ndim == 1 and name.endswith(("weight", "layer_scalar"))
             about = p.mean().round().double() if gain else 0.0
             p.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64) * spread + about)
         for variance in (b for name, b in module.named_buffers() if name.endswith("running_var")):

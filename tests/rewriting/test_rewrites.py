@@ -335,7 +335,7 @@ POST_NORM = (
         "led-",
         "xlnet-",
     ),
-    *("wav2vec2", "hubert", "unispeech-", "wavlm-"),
+    *("wav2vec2", "hubert", "unispeech-", "wavlm-", "data2vec-audio", "afmoe", "gemma4"),
 )
 # With norms before what reads, which are not declared as such (of SigLIP 2 those of both towers together are; Pixtral's
 # stream begins with one more).

@@ -121,7 +121,7 @@ def deepseek_v32(c: Config) -> Family:
     axes = {
         "index_h": Axis(c.size("index_n_heads", 64), Permutation(), ("l",)),
         "index_p": Axis(free, Permutation(), ("l",), INDEXED),
-        "turned": Axis(c.qk_rope_head_dim),
+        "turned": Axis(c.qk_rope_head_dim, why=INDEXED),
     }
     return family.plus(axes=axes, tensors=INDEXER)
 

@@ -22,21 +22,21 @@ Axes = Mapping[str, Axis]
 Places = Mapping[str, str]
 LAYER = decoder.LAYER
 OWN = {
-    "embed_tokens_per_layer.weight": "words (layers per)",
-    "per_layer_model_projection.weight": "(layers per) residual*",
-    "per_layer_projection_norm.weight": "|per|",
-    LAYER + "per_layer_input_gate.weight": "|per| residual*",
-    LAYER + "per_layer_projection.weight": "residual per*",
+    "embed_tokens_per_layer.weight": "words (layers own_ffn)",
+    "per_layer_model_projection.weight": "(layers own_ffn) residual*",
+    "per_layer_projection_norm.weight": "|own_ffn|",
+    LAYER + "per_layer_input_gate.weight": "|own_ffn| residual*",
+    LAYER + "per_layer_projection.weight": "residual own_ffn*",
     LAYER + "post_per_layer_input_norm.weight": "|residual|",
 }
 ALTUP_GAINS = ("altup.router_norm.weight", "altup.correct_output_scale", "laurel.post_laurel_norm.weight")
 ALTUP = {
     **{f"altup_{one}projections.{{copies}}.weight": "residual residual*" for one in ("", "unembed_")},
-    LAYER + "altup.modality_router.weight": "modality residual*",
-    LAYER + "altup.correction_coefs.weight": "streams modality*",
-    LAYER + "altup.prediction_coefs.weight": "(streams streams) modality*",
-    LAYER + "laurel.linear_left.weight": "laurel residual*",
-    LAYER + "laurel.linear_right.weight": "residual laurel*",
+    LAYER + "altup.modality_router.weight": "modality_ffn residual*",
+    LAYER + "altup.correction_coefs.weight": "streams modality_ffn*",
+    LAYER + "altup.prediction_coefs.weight": "(streams streams) modality_ffn*",
+    LAYER + "laurel.linear_left.weight": "laurel_latent residual*",
+    LAYER + "laurel.linear_right.weight": "residual laurel_latent*",
     **{LAYER + name: "|residual|" for name in ALTUP_GAINS},
 }
 ROUTED_NORMS = [f"{one}_feedforward_layernorm_{n}" for one, n in (("post", 1), ("post", 2), ("pre", 2))]
@@ -48,6 +48,7 @@ ROUTED = {
     LAYER + "experts.down_proj": EXPERTS[decoder.MLP + "experts.down_proj"].replace("ffn", "expert_ffn"),
     **{LAYER + f"{one}.weight": "|residual|" for one in ROUTED_NORMS},
 }
+MIXED = "copies of the stream, which layers mix by numbers: they have one basis; which is which stays"
 WITHOUT_GAIN = "values are normalised without a gain: rotated, and not rescaled"
 GATED_INPUTS = "one norm with gains, and one table, for all layers: one order for all, and signs"
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -96,7 +97,7 @@ def _family(c: Config, ffn: int, attention: Axes) -> Family:
     if not size:
         return family
     words = Axis(c.size("vocab_size_per_layer_input", 262144))
-    own = {"per": Axis(size, Signed(), why=GATED_INPUTS), "layers": Axis(c.num_hidden_layers), "words": words}
+    own = {"own_ffn": Axis(size, Signed(), why=GATED_INPUTS), "layers": Axis(c.num_hidden_layers), "words": words}
     return family.plus(axes=own, tensors=OWN)
 
 
@@ -117,7 +118,6 @@ def _sharing(family: Family, types: list[str], shared: int, axes: Mapping[str, A
 
 @architecture("gemma3n_text")
 def gemma3n(c: Config) -> Family:
-    """Its copies have one basis, as layers mix them by numbers; which is which stays."""
     c = c.completed()
     if len(widths := {*c.entries("intermediate_size", int)}) != 1:
         raise SpecError("config.json: intermediate_size differs by layer, and that is not declared")
@@ -125,9 +125,9 @@ def gemma3n(c: Config) -> Family:
     attention = _attention(c, c.size("head_dim", 256))
     axes = {
         "copies": Axis(streams - 1),
-        "streams": Axis(streams),
-        "modality": Axis(streams, Signed(), ("l",), "behind tanh: reordered and flipped"),
-        "laurel": Axis(c.size("laurel_rank", 64), Invertible(), ("l",)),
+        "streams": Axis(streams, why=MIXED),
+        "modality_ffn": Axis(streams, Signed(), ("l",), "behind tanh: reordered and flipped"),
+        "laurel_latent": Axis(c.size("laurel_rank", 64), Invertible(), ("l",)),
     }
     family = _family(c, widths.pop(), attention).plus(axes=axes, tensors=ALTUP)
     types = c.per_layer("layer_types", [WINDOW if (layer + 1) % 5 else FULL for layer in layers])

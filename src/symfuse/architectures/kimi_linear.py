@@ -20,13 +20,13 @@ LINEAR = {
     **{AT + f"{one}_conv1d.weight": "(delta_h delta_qk*) 1 taps" for one in "qk"},
     AT + "v_proj.weight": "(delta_h delta_v) residual*",
     AT + "v_conv1d.weight": "(delta_h delta_v*) 1 taps",
-    AT + "f_a_proj.weight": "decay residual*",
-    AT + "f_b_proj.weight": "(delta_h |delta_qk|) decay*",
+    AT + "f_a_proj.weight": "decay_latent residual*",
+    AT + "f_b_proj.weight": "(delta_h |delta_qk|) decay_latent*",
     AT + "dt_bias": "(delta_h |delta_qk|)",
     AT + "A_log": "1 1 delta_h 1",
     AT + "b_proj.weight": "delta_h residual*",
-    AT + "g_a_proj.weight": "gate residual*",
-    AT + "g_b_proj.weight": "(delta_h |delta_v|) gate*",
+    AT + "g_a_proj.weight": "gate_latent residual*",
+    AT + "g_b_proj.weight": "(delta_h |delta_v|) gate_latent*",
     AT + "o_norm.weight": "|delta_v|",
     AT + "o_proj.weight": "residual (delta_h |delta_v|)",
 }
@@ -50,7 +50,7 @@ def kimi_linear(c: Config) -> Family:
     family = replace(family, stacks=stacks_of(("w1", "w3", "w2"), BLOCK), legacy=LEGACY)
     whole = latent(c, family, neighbours=False)
     axes = {name: axis for name, axis in whole.axes.items() if name not in ("c", "f")} | _axes(c)
-    tensors = placed(whole.tensors, {"c f": "turned", "c* f": "turned*"})
+    tensors = placed(whole.tensors, {"c f": "shared_p", "c* f": "shared_p*"})
     both, own = tensors.keys() & LINEAR.keys(), [name for name in tensors if name.startswith(AT)]
     tensors |= {name: layout for name, layout in LINEAR.items() if name not in both}
     linear = set(range(c.num_hidden_layers)) - full
@@ -63,10 +63,10 @@ def kimi_linear(c: Config) -> Family:
 def _axes(c: Config) -> dict[str, Axis]:
     size = c.size("linear_head_dim", 128)
     return {
-        "turned": Axis(c.qk_rope_head_dim, Invertible(), ("l",), "all heads share this part of the key: one for all"),
+        "shared_p": Axis(c.qk_rope_head_dim, Invertible(), ("l",), "all heads share this part of the key: one for all"),
         "delta_h": Axis(c.size("linear_num_heads", 32), Permutation(), ("l",)),
         "delta_qk": Axis(size, SignedMonomial(), ("l", "delta_h"), BOTH),
         "delta_v": Axis(size, SignedMonomial(), ("l",), ALL),
-        **{one: Axis(size, Invertible(), ("l",)) for one in ("decay", "gate")},
+        **{one: Axis(size, Invertible(), ("l",)) for one in ("decay_latent", "gate_latent")},
         "taps": Axis(c.size("linear_conv_kernel_dim", 4)),
     }

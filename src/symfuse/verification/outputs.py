@@ -136,7 +136,7 @@ def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: to
 def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero. A module in float64 is run in float64 throughout (`_Widened`)."""
-    wide = next(module.parameters()).dtype == torch.float64
+    wide = any(parameter.dtype == torch.float64 for parameter in module.parameters())
     with torch.inference_mode(), _widened() if wide else nullcontext():
         out = by_name(module(**inputs))
     masks = {
