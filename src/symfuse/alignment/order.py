@@ -9,6 +9,7 @@ eigenvectors of Gram matrices, pairs of a head by the singular values of their c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from symfuse.alignment.alignment import Alignment
 from symfuse.alignment.apply import acting, move, reindexed, void
-from symfuse.errors import SymmetryError
 from symfuse.groups import (
     Centred,
     Element,
@@ -37,7 +37,7 @@ from symfuse.groups import (
 from symfuse.groups.monomial import identity_index
 from symfuse.groups.orthogonal import signs_of
 from symfuse.model import Model
-from symfuse.rewriting import canonical
+from symfuse.rewriting import applied
 from symfuse.rewriting.balance import SOLVERS
 from symfuse.rewriting.computed import Read
 from symfuse.spec import Instance, Occurrence, Shift, Spec, bias_of, layer_of
@@ -91,16 +91,7 @@ def canonical_order(model: Model, kept: Collection[str] = ()) -> Order:
 
 def canonical_frame(model: Model) -> tuple[Model, tuple[str, ...]]:
     """The model after those rewrites of FRAME that it allows, and the names of those that changed it."""
-    names = []
-    for name in FRAME:
-        try:
-            after = canonical(model, (name,))
-        except SymmetryError:
-            continue
-        if after is not model:
-            names.append(name)
-        model = after
-    return model, tuple(names)
+    return applied(model, FRAME, skip=True)
 
 
 def by_size(model: Model, kept: Collection[str] = ()) -> Alignment:
@@ -173,14 +164,12 @@ def _others(spec: Spec, instance: Instance, place: Place) -> set[Instance]:
 
 def _columns(spec: Spec, instance: Instance, places: Sequence[Place]) -> int:
     """How many features of a unit the places have."""
-    sizes, around = spec.sizes, {instance.axis, *spec.batch_axes(instance.axis)}
-    total = 0
-    for _, at in places:
-        count = 1
-        for atom in at.atoms:
-            count *= 1 if atom.name in around else int(atom.name) if atom.name.isdigit() else sizes[atom.name]
-        total += count
-    return total
+    around = {instance.axis, *spec.batch_axes(instance.axis)}
+    sizes = (
+        [int(a.name) if a.name.isdigit() else spec.sizes[a.name] for a in at.atoms if a.name not in around]
+        for _, at in places
+    )
+    return sum(map(math.prod, sizes))
 
 
 def _fewest(spec: Spec, instance: Instance, places: list[Place]) -> list[Place]:

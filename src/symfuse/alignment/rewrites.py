@@ -18,7 +18,7 @@ from symfuse.groups import Element
 from symfuse.io import Checkpoint
 from symfuse.messages import some, suggestion
 from symfuse.model import Model
-from symfuse.rewriting import REWRITES, canonical
+from symfuse.rewriting import REWRITES, applied
 from symfuse.rewriting.rotations import KINDS, head_rotations, rotatable_streams, stream_rotations
 from symfuse.spec import Instance
 
@@ -56,7 +56,8 @@ def rewrite(model: Model, rewrites: Sequence[str], seed: int, load: Load) -> Rew
     """
     settings = parse(rewrites)
     frame = tuple(name for name in settings if name in REWRITES)
-    model, notes = framed(model, frame)
+    model, changed = applied(model, frame)
+    notes = [f"{name} changes nothing here: {IDLE[name]}" for name in frame if name not in changed]
     needed: tuple[str, ...] = ()
     if CANONICAL in settings or (ROTATE in settings and not rotatable_streams(model.spec)):
         name = CANONICAL if CANONICAL in settings else ROTATE
@@ -74,14 +75,10 @@ def rewrite(model: Model, rewrites: Sequence[str], seed: int, load: Load) -> Rew
 
 def _folded(model: Model) -> tuple[Model, tuple[str, ...]]:
     """The model with its norms folded, and the names of what that took."""
-    names = []
     try:
-        for name in FOLDED:
-            before, model = model, canonical(model, (name,))
-            names += [name] if model is not before else []
+        return applied(model, FOLDED)
     except SymmetryError as error:
         raise SymmetryError(f"rotate needs norms without gains: {error}") from error
-    return model, tuple(names)
 
 
 def parse(rewrites: Sequence[str]) -> dict[str, str]:
@@ -99,17 +96,6 @@ def parse(rewrites: Sequence[str]) -> dict[str, str]:
     if CANONICAL in settings and (undone := [name for name in (ROTATE, HEADS, ORDER) if name in settings]):
         raise OptionError(f"canonical is the same after {some(undone)}; leave one of them out")
     return settings
-
-
-def framed(model: Model, names: Sequence[str]) -> tuple[Model, list[str]]:
-    """The model after rewrites of REWRITES, and notes of those that change nothing."""
-    notes = []
-    for name in REWRITES:
-        if name in names:
-            before, model = model, canonical(model, (name,))
-            if model is before:
-                notes.append(f"{name} changes nothing here: {IDLE[name]}")
-    return model, notes
 
 
 def spread(checkpoint: Checkpoint) -> dict[str, dict[str, float]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from symfuse.rewriting.balance import balance
-from symfuse.rewriting.canonical import REWRITES, canonical
+from symfuse.rewriting.canonical import REWRITES, applied, canonical
 from symfuse.rewriting.frames import require_same_frame
 from symfuse.rewriting.harmonise import Harmonised, Reconcile, harmonise
 from symfuse.rewriting.residual import centre, drop_gauges, fold_norms
@@ -13,6 +13,6 @@ from symfuse.rewriting.scales import fold_scales
 from symfuse.rewriting.ties import untie
 
 __all__ = [
-    "REWRITES", "Harmonised", "Reconcile", "balance", "canonical", "centre", "drop", "drop_gauges", "fold_norms",
-    "fold_scales", "harmonise", "renamed", "require_same_frame", "untie", "zero_biases",
+    "REWRITES", "Harmonised", "Reconcile", "applied", "balance", "canonical", "centre", "drop", "drop_gauges",
+    "fold_norms", "fold_scales", "harmonise", "renamed", "require_same_frame", "untie", "zero_biases",
 ]  # fmt: skip

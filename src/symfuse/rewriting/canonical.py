@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, SymmetryError
 from symfuse.messages import suggestion
 from symfuse.model import Model, require_floating
 from symfuse.rewriting.balance import balance
@@ -39,3 +39,18 @@ def canonical(model: Model, frame: Iterable[str]) -> Model:
         if name in names:
             model = rewrite(model)
     return model
+
+
+def applied(model: Model, names: Collection[str], *, skip: bool = False) -> tuple[Model, tuple[str, ...]]:
+    """The model after these rewrites, as of `canonical`, and the names of those that change it. skip: leave out those
+    that it does not allow."""
+    changed: tuple[str, ...] = ()
+    for name in (name for name in REWRITES if name in names):
+        try:
+            before, model = model, canonical(model, (name,))
+        except SymmetryError:
+            if not skip:
+                raise
+            continue
+        changed += (name,) if model is not before else ()
+    return model, changed
