@@ -10,7 +10,7 @@ from symfuse.api.declaring import declare, declare_file
 from symfuse.api.measuring import barrier, evaluate, landscape, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
 from symfuse.api.models import extract_lora, prove, rewrite, suggest, to_module, verify
-from symfuse.api.sources import Source
+from symfuse.api.sources import Source, models_in
 from symfuse.device import require
 from symfuse.drafts import Draft
 from symfuse.evaluation import Barrier, Distance, Landscape, Score, Task
@@ -30,6 +30,8 @@ from symfuse.recipes.align import How
 from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.run import Shown, run
 from symfuse.recipes.yaml_reader import read_value
+from symfuse.relations import Relation, Relations
+from symfuse.relations.verdict import OTHER as NOT_COMPARABLE
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported, aligned_model_of
@@ -40,6 +42,7 @@ open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every 
 __all__ = [
     "AUTO",
     "METHODS",
+    "NOT_COMPARABLE",
     "WORDS",
     "Adapter",
     "Aligned",
@@ -56,6 +59,8 @@ __all__ = [
     "Proof",
     "Ray",
     "Recipe",
+    "Relation",
+    "Relations",
     "Remote",
     "Report",
     "Score",
@@ -87,6 +92,7 @@ __all__ = [
     "match",
     "merge",
     "merge_recipe",
+    "models_in",
     "nearest",
     "open",
     "open_checkpoint",

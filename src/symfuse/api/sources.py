@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from symfuse.recipes.events import Event, Follow
 # What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
 # for a state dict: `symfuse.open(state_dict, config=config)`.
 Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
+
+
+CONFIG = "config.json"
 
 
 def opened(source: Source) -> Checkpoint:
@@ -44,6 +48,15 @@ def named_as_written(source: Source) -> Checkpoint:
     if isinstance(source, str | os.PathLike):
         return _with_notes(open_checkpoint(source, name=os.fspath(source)))
     return opened(source)
+
+
+def models_in(folder: str) -> list[str]:
+    """The folders of models in a folder that is none itself, by name; else the model that it names."""
+    path = Path(folder)
+    if not path.is_dir() or (path / CONFIG).exists():
+        return [folder]
+    inner = sorted(str(one.parent) for one in path.glob(f"*/{CONFIG}"))
+    return inner or [folder]
 
 
 def runnable(source: Source) -> Checkpoint | torch.nn.Module:
