@@ -26,12 +26,12 @@ def main(folder: Path) -> None:
     a = symfuse.open(folder / "a")
     far_away = random_alignment(symfuse.declare(a), seed=1, axes=("qk", "v", "ffn"))
     b = symfuse.open(far_away(a).save(folder / "b"))
-    print(f"b is a in another basis: distance {symfuse.relate(b, a).relative:.2f} of the norm,", end=" ")
+    print(f"b is a in another basis: distance {symfuse.relate(b, a).distance.relative:.2f} of the norm,", end=" ")
     print(f"outputs differ by {symfuse.verify(a, b).worst:.0e}")
 
     alignment = symfuse.match(b, to=a)
     moved = alignment(b)
-    print(f"aligned: distance {symfuse.relate(moved, a).relative:.0e}")
+    print(f"aligned: distance {symfuse.relate(moved, a).distance.relative:.0e}")
 
     symfuse.merge([b, a]).save(folder / "plain")
     symfuse.merge([moved, alignment.in_frame(a)]).save(folder / "merged")
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
     alignment.save(folder / "alignment.safetensors")
     back = symfuse.Alignment.load(folder / "alignment.safetensors").inverse()
-    print(f"and back: {symfuse.relate(back(moved), b).relative:.0e}")
+    print(f"and back: {symfuse.relate(back(moved), b).distance.relative:.0e}")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class Relations(Study):
     keys = ("family", "source", "anchor", "moved")
     known = ("families", "bases", "ordered", "distilled", "published", "tuned")
     about = """
-Models that come from a base (fine-tunes short and long, low-rank, of one layer only, means of two fine-tunes, rounded to
-8 and 4 bits and to bfloat16, pruned, cut in layers, cut and widened in neurons) against that base, each as it is and
+Models that come from a base (fine-tunes short and long, low-rank, of one layer only, means of two fine-tunes, rounded
+to 8 and 4 bits and to bfloat16, pruned, cut in layers, cut and widened in neurons) against that base, each as it is and
 moved by a random element of the whole group; and pairs of which none comes from the other: seeds on the same data,
 seeds on the same data in the same order, students of a teacher's outputs, models that come from different bases, and
 published checkpoints that were trained apart. Thresholds were chosen on the rows of the half "tune" (base 0, and every
@@ -234,23 +234,24 @@ def _of_kinds(report: Sequence[Row]) -> str:
         own = [row for row in report if row["source"] == source and row["truth"] != APART]
         cells = [[row for row in own if row["moved"] is moved] for moved in (False, True)]
         cosines = [row["summary"]["cosine"] for row in own]
-        lines.append([
-            source, own[-1]["truth"], *(f"{sum(map(_is_right, some))} of {len(some)}" if some else "–" for some in cells),
-            f"{min(cosines):.2f} to {max(cosines):.2f}",
-        ])  # fmt: skip
+        counts = [f"{sum(map(_is_right, some))} of {len(some)}" if some else "–" for some in cells]
+        lines.append([source, own[-1]["truth"], *counts, f"{min(cosines):.2f} to {max(cosines):.2f}"])
     return table(["made by", "is a", "right, as it is", "right, moved", "cosine of units"], lines)
 
 
 def _of_apart(report: Sequence[Row]) -> str:
-    groups = {"seeds": "base", "same order": "order", "student of a teacher": "student", "of other bases": " of "}
-    lines, left = [], [row for row in report if row["truth"] == APART]
-    for title, word in reversed(groups.items()):
-        own = [row for row in left if any(word in row[side] for side in ("source", "anchor"))
-               and not any(other in row["source"] + row["anchor"] for other in ("order", "student") if word == " of ")]  # fmt: skip
-        left = [row for row in left if row not in own]
-        lines += [_line(title, own)] if own else []
-    lines += [_line("published", left)] if left else []
+    groups: dict[str, list[Row]] = {}
+    for row in (row for row in report if row["truth"] == APART):
+        groups.setdefault(_group(row), []).append(row)
+    lines = [_line(title, own) for title, own in groups.items()]
     return table(["pairs that are not related", "pairs", "called related", "cosine of units"], lines)
+
+
+def _group(row: Row) -> str:
+    names = row["source"] + row["anchor"]
+    found = {"student": "students of a teacher's outputs", "order": "seeds, some in the same order", " of ": "tuned"}
+    default = "published" if row["family"] == "sceptr" else "seeds"
+    return next((title for word, title in found.items() if word in names), default)
 
 
 def _line(title: str, rows: Sequence[Row]) -> list[str]:

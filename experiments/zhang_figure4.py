@@ -60,7 +60,7 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
             pair_ = matched(way, source, anchor)
             aligned, anchor, plain, alignment = pair_.source, pair_.anchor, pair_.plain, pair_.alignment
         check = symfuse.verify(source, aligned, alignment)
-        after, before = symfuse.relate(aligned, anchor), symfuse.relate(plain, anchor)
+        after, before = symfuse.relate(aligned, anchor).distance, symfuse.relate(plain, anchor).distance
         shares = {part: _part(after, part) / _part(before, part) for part in PARTS}
         return shares | {"distance": after.euclidean, "change": check.worst, "exact": check.equal}
 

@@ -55,7 +55,7 @@ the best single layer on the validation set.
             axes = self.options["families"][name]["axes"]
             aligned = symfuse.match(source, to=anchor, axes=axes, layers=list(layers))(source) if layers else source
             score = symfuse.evaluate(symfuse.merge([aligned, anchor]), task, build=family.build)
-            distance = symfuse.relate(aligned, anchor).euclidean
+            distance = symfuse.relate(aligned, anchor).distance.euclidean
             yield row | {"accuracy": score.metrics["accuracy"], "loss": score.loss, "distance": distance}
 
     def tables(self, rows: Sequence[Row]) -> str:

@@ -102,7 +102,7 @@ class Cell:
             "match": sum(member.seconds for member in others),
             "statistics": collecting,
             "merge": merging,
-            "distance": statistics.fmean(symfuse.relate(m.model, anchor.model).euclidean for m in others),
+            "distance": statistics.fmean(symfuse.relate(m.model, anchor.model).distance.euclidean for m in others),
         }
         return {"scores": self._scores(self.says(Member(result, anchor.data), tested)), "costs": spent}
 

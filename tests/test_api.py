@@ -104,11 +104,11 @@ def test_folders_state_dicts_and_modules_are_the_same_model(folders: tuple[Path,
         (folders[0], b),
     ]
     wanted = dict(symfuse.merge(folders, weights=[0.3, 0.7]))
-    distance = symfuse.relate(*folders).whole.squared
+    distance = symfuse.relate(*folders).distance.whole.squared
     first = match(*folders)
     for source, anchor in kinds:
         assert same(dict(symfuse.merge([source, anchor], weights=[0.3, 0.7])), wanted)
-        assert symfuse.relate(source, anchor).whole.squared == pytest.approx(distance, rel=1e-14)
+        assert symfuse.relate(source, anchor).distance.whole.squared == pytest.approx(distance, rel=1e-14)
         alignment = match(source, anchor)
         assert alignment.elements.keys() == first.elements.keys()
         for instance, element in alignment.elements.items():
@@ -302,7 +302,7 @@ def test_half_moved_models_are_found_out() -> None:
 @pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "vit-classification", "deberta"])
 def test_distances_are_those_of_all_parameters_and_add_up(label: str) -> None:
     a, b = MODELS[label](0), MODELS[label](1)
-    d = symfuse.relate(a, b)
+    d = symfuse.relate(a, b).distance
     x, y = (torch.cat([model[name].flatten() for name in a]) for model in (a, b))
     assert d.euclidean == pytest.approx((x - y).norm().item(), rel=1e-13)
     assert d.relative == pytest.approx(((x - y).norm() / y.norm()).item(), rel=1e-13)
@@ -315,15 +315,15 @@ def test_distances_are_those_of_all_parameters_and_add_up(label: str) -> None:
         assert gap.cosine == pytest.approx(torch.cosine_similarity(x, y, dim=0).item(), rel=1e-12)
     assert {"qk", "v", "ffn", "residual"} <= set(d.by("axis"))
     assert {0, 1} <= set(d.by("layer"))
-    back = symfuse.relate(b, a)
+    back = symfuse.relate(b, a).distance
     assert back.whole.squared == pytest.approx(d.whole.squared, rel=1e-14)
-    assert symfuse.relate(a, a).whole.squared == 0
-    assert symfuse.relate(a, a).cosine == pytest.approx(1)
+    assert symfuse.relate(a, a).distance.whole.squared == 0
+    assert symfuse.relate(a, a).distance.cosine == pytest.approx(1)
 
 
 def test_heads_of_one_model_only_are_left_out_of_distances() -> None:
     mlm, tagger = MODELS["bert-mlm"](0), MODELS["bert-token"](0)
-    d = symfuse.relate(mlm, tagger)
+    d = symfuse.relate(mlm, tagger).distance
     assert not [name for name in map(str, d.by("tensor")) if name.startswith(("cls", "classifier"))]
     assert len(d.by("tensor")) == 37
 
@@ -334,7 +334,7 @@ def test_every_error_is_one_of_the_tree() -> None:
         lambda: symfuse.merge([]),
         lambda: symfuse.align([encoder()]),
         lambda: symfuse.merge([encoder(), encoder()], heads="3"),
-        lambda: symfuse.relate(encoder(), MODELS["bert"]()),
+        lambda: symfuse.relate(encoder(), MODELS["bert"]()).distance,
     ):
         with pytest.raises(SymfuseError) as error:
             wrong()

@@ -175,7 +175,7 @@ def test_c47_c60_functions_that_differ_in_the_config_only(
 def test_c47_one_function_under_two_names() -> None:
     a, b = (model(seed=i) for i in (1, 2))
     renamed = b.replace(config={**b.config, "hidden_act": "gelu_python"})
-    assert symfuse.relate(a, renamed).whole.squared == symfuse.relate(a, b).whole.squared
+    assert symfuse.relate(a, renamed).distance.whole.squared == symfuse.relate(a, b).distance.whole.squared
 
 
 # ---- weights

@@ -116,12 +116,12 @@ def test_old_names_on_the_command_line_say_the_new_one(old: str) -> None:
 def test_relate_measures_what_an_alignment_leaves() -> None:
     a, b = MODELS["gpt2-lm"](0), MODELS["gpt2-lm"](1)
     alignment = symfuse.match(a, to=b, axes="all")
-    found = symfuse.relate(a, b, alignment)
+    found = symfuse.relate(a, b, alignment).distance
     assert found.after is not None
     assert found.after.euclidean < found.euclidean
-    assert found.pieces == symfuse.relate(alignment.in_frame(a), alignment.in_frame(b)).pieces
-    assert found.after == symfuse.relate(alignment(a), alignment.in_frame(b))
-    assert symfuse.relate(a, b).after is None
+    assert found.pieces == symfuse.relate(alignment.in_frame(a), alignment.in_frame(b)).distance.pieces
+    assert found.after == symfuse.relate(alignment(a), alignment.in_frame(b)).distance
+    assert symfuse.relate(a, b).distance.after is None
     assert json.loads(json.dumps(found.to_dict()))["after"]["euclidean"] == found.after.euclidean
 
 

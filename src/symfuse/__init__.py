@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Learning,
         Proof,
         Rebased,
+        Relation,
+        Relations,
         Report,
         Score,
         Spec,
@@ -77,10 +79,11 @@ _OLD: dict[str, tuple[str, dict[str, str]]] = {
 
 __all__ = [
     "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Digest", "Distance", "Draft", "Landscape",
-    "Learning", "Proof", "Rebased", "Report", "Score", "Spec", "Statistics", "SymfuseError", "Task", "Transported",
-    "Verification", "align", "barrier", "check", "collect", "declare", "digest", "evaluate", "extract_lora",
-    "inspect", "landscape", "match", "merge", "merge_recipe", "open", "prove", "rebase", "relate",
-    "renew_statistics", "report", "rewrite", "suggest", "task", "to_module", "transport", "verify", "widen",
+    "Learning", "Proof", "Rebased", "Relation", "Relations", "Report", "Score", "Spec", "Statistics",
+    "SymfuseError", "Task", "Transported", "Verification", "align", "barrier", "check", "collect", "declare",
+    "digest", "evaluate", "extract_lora", "inspect", "landscape", "match", "merge", "merge_recipe", "open", "prove",
+    "rebase", "relate", "renew_statistics", "report", "rewrite", "suggest", "task", "to_module", "transport",
+    "verify", "widen",
 ]  # fmt: skip
 
 

@@ -84,10 +84,10 @@ def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations
     b = random_alignment(api.declare(a), 1, {"h", "qk", "v"})(a)
     inside = match(b, a, axes="attention")
     assert {instance.axis for instance in inside.elements} <= {"qk", "v"}
-    assert 0.1 < api.relate(inside(b), a).relative < api.relate(b, a).relative
+    assert 0.1 < api.relate(inside(b), a).distance.relative < api.relate(b, a).distance.relative
     both = match(b, a, axes="heads,attention")
     assert {instance.axis for instance in both.elements} == {"h", "qk", "v"}
-    assert api.relate(both(b), a).relative < 1e-6
+    assert api.relate(both(b), a).distance.relative < 1e-6
     for alignment in (inside, both):
         assert api.verify(b, alignment(b), alignment).equal
     rows = {row["axis"]: row for row in reports.inspect(a)["axes"]}
@@ -145,7 +145,7 @@ def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
         alignment = match(a, b, **options)
         steps = alignment.provenance["steps"]
         assert all(step["after"] <= step["before"] for step in steps)
-        assert api.relate(alignment(a), b).whole.squared <= api.relate(a, b).whole.squared
+        assert api.relate(alignment(a), b).distance.whole.squared <= api.relate(a, b).distance.whole.squared
         assert not [i for i in alignment.elements if i.axis not in matched(a)]
         permuted = [g for i, g in alignment.elements.items() if i.axis == "ffn"]
         identity = torch.arange(29)
@@ -244,6 +244,6 @@ def test_elements_of_other_axes_than_those_named_are_left_alone() -> None:
     b = planted(a)
     alignment = match(b, a, axes="ffn")
     assert isinstance(alignment, Alignment)
-    after = api.relate(alignment(b), a)
+    after = api.relate(alignment(b), a).distance
     assert after.by("axis")["ffn"].squared == 0
-    assert after.by("axis")["qk"] == api.relate(b, a).by("axis")["qk"]
+    assert after.by("axis")["qk"] == api.relate(b, a).distance.by("axis")["qk"]

@@ -377,7 +377,7 @@ def test_d43_modules_of_ones_own() -> None:
     a, b = Own(), Own()
     alignment = symfuse.match(*(MODELS[LABEL](seed) for seed in (0, 1)), axes="ffn")
     for call in (
-        lambda: symfuse.verify(a, b), lambda: symfuse.relate(a, b), lambda: symfuse.merge([a, b]),
+        lambda: symfuse.verify(a, b), lambda: symfuse.relate(a, b).distance, lambda: symfuse.merge([a, b]),
         lambda: symfuse.barrier(a, b, lambda _m: 1.0, {"x": alignment}),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=r"Own has no config of its own, and is not declared: .* symfuse\.open\("):

@@ -305,7 +305,7 @@ def test_d32_a_layer_whose_squares_overflow(which: int) -> None:
     wide = [one.to(torch.float64) for one in times(1e20)]  # the way out that the message names
     for pair in (wide, times(1e15)):
         found = symfuse.match(*pair, axes="residual,ffn", starts=1, threads=1)
-        after = symfuse.relate(found(pair[0]), found.in_frame(pair[1])).whole.squared
+        after = symfuse.relate(found(pair[0]), found.in_frame(pair[1])).distance.whole.squared
         assert 0 < after < float("inf")
 
 

@@ -114,7 +114,7 @@ def test_c54_rescaled_and_flipped_neurons_are_found_too() -> None:
     a, b, _ = pair()
     b = moving(api.declare(b), 3, {"ffn"})(b)
     found = api.match(a, b, axes="experts,ffn")
-    left, before = api.relate(found(a), b), api.relate(a, b)
+    left, before = api.relate(found(a), b).distance, api.relate(a, b).distance
     assert left.euclidean < 1e-5 * before.euclidean
     assert api.prove(a, found).exact.equal
 
@@ -135,8 +135,10 @@ def test_c54_the_order_is_kept_where_nobody_asks() -> None:
 
 def test_c54_without_the_order_an_average_is_far_from_both() -> None:
     a, b, _ = pair()
-    plain = api.relate(api.merge([a, b]), b).euclidean
-    aligned = api.relate(api.merge([api.match(a, b, axes="all", groups={"residual": "none"})(a), b]), b).euclidean
+    plain = api.relate(api.merge([a, b]), b).distance.euclidean
+    aligned = api.relate(
+        api.merge([api.match(a, b, axes="all", groups={"residual": "none"})(a), b]), b
+    ).distance.euclidean
     assert aligned < 1e-4 * plain
 
 
@@ -214,7 +216,7 @@ def test_c30_stacks_in_a_file_are_the_same_model(layers: tuple[int, ...], tmp_pa
     assert not set(a) >= set(b)
     spec = api.declare(b)
     assert {name.split(".")[1] for name in spec.stacks} == {"0", "1"} - {str(layer) for layer in layers}
-    assert api.relate(a, b).euclidean == 0
+    assert api.relate(a, b).distance.euclidean == 0
     g = moving(api.declare(a), 2)
     ours, theirs = g(a), g(b)
     assert set(theirs) == set(b)

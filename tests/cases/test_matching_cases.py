@@ -114,7 +114,7 @@ def test_c51_fine_tunes_are_not_permuted_and_never_further_apart(
     a, b = fine_tunes(label)
     alignment = api.match(a, b, axes=axes, frame=frame)
     plain, anchor = alignment.in_frame(a), alignment.in_frame(b)
-    assert api.relate(alignment(a), anchor).whole.squared <= api.relate(plain, anchor).whole.squared
+    assert api.relate(alignment(a), anchor).distance.whole.squared <= api.relate(plain, anchor).distance.whole.squared
     permuted = {"h", "ffn"} - ({"ffn"} if label == "torch-relu-post" else set())  # whose neurons are rescaled a little
     permuted |= set() if alignment.frame else {"residual"}
     assert not permuted & {instance.axis for instance in alignment.elements}

@@ -48,8 +48,8 @@ def test_d20_all_axes_are_matched_by_default_and_show_the_relation() -> None:
     found = api.match("moved", to="base")
     assert found.provenance["options"]["auto"]["same_basis"] is False
     assert {"residual", "h", "ffn"} <= {instance.axis for instance in found.elements}
-    assert api.relate("moved", "base").cosine < 0.2
-    assert api.relate(found("moved"), "base").cosine > 0.99
+    assert api.relate("moved", "base").distance.cosine < 0.2
+    assert api.relate(found("moved"), "base").distance.cosine > 0.99
     assert (
         "models that do not share a basis" in done("align", "moved", "--to", "base", "-o", "out", "--no-verify").stdout
     )

@@ -83,7 +83,7 @@ def test_c39_all_of_it_is_found_again(kind: str) -> None:
     b = random_alignment(api.declare(a), 3)(a)
     alignment = api.match(b, a, axes=EVERYTHING)
     assert {"qk", "h", "residual"} <= {instance.axis for instance in alignment.elements}
-    assert api.relate(alignment(b), a).relative < 1e-6
+    assert api.relate(alignment(b), a).distance.relative < 1e-6
     assert api.verify(b, alignment(b), alignment).equal
 
 

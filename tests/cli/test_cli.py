@@ -134,8 +134,8 @@ def test_align(models: Path) -> None:
     assert max(run_["verified"]["errors"].values()) < 1e-12 < run_["verified"]["tolerance"]
     assert 0 < run_["verified"]["rounding"] < 1e-12
     assert run_["distance"]["after"] < run_["distance"]["before"]
-    assert run_["distance"]["before"] == pytest.approx(api.relate("a", "b").euclidean)
-    assert run_["distance"]["after"] == pytest.approx(api.relate("out", "b").euclidean)
+    assert run_["distance"]["before"] == pytest.approx(api.relate("a", "b").distance.euclidean)
+    assert run_["distance"]["after"] == pytest.approx(api.relate("out", "b").distance.euclidean)
     assert {name: content for name, content in everything(models).items() if not name.startswith("out/")} == before
 
     out = models / "out"
@@ -227,7 +227,7 @@ def test_distance(models: Path) -> None:
         "by_layer_and_axis", "by_tensor", "seconds", "peak_memory",
     }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
-    before = api.relate("a", "b")
+    before = api.relate("a", "b").distance
     assert {row["axis"]: row["before"] for row in found["by_axis"]} == pytest.approx(
         {axis: gap.squared for axis, gap in before.by("axis").items()}
     )
@@ -702,7 +702,10 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert found.frame == ("untie", "fold_norms", "centre", "drop_gauges")
     assert api.verify("h", "framed").equal
     assert api.verify("g", "out").equal
-    assert api.relate("out", "framed").relative < api.relate(found.in_frame(open_checkpoint("g")), "framed").relative
+    assert (
+        api.relate("out", "framed").distance.relative
+        < api.relate(found.in_frame(open_checkpoint("g")), "framed").distance.relative
+    )
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
     assert "--from activations and --from learned need --data" in refused.stderr

@@ -209,7 +209,7 @@ def test_models_are_moved_where_they_are_read_to_and_written_from_there(tmp_path
     plain, there, moves = on_both(written)
     assert plain == there
     assert len(moves.there) >= len(a)
-    g, h, _ = on_both(lambda device: api.relate(alignment(a.on(device)), b.on(device)).pieces)
+    g, h, _ = on_both(lambda device: api.relate(alignment(a.on(device)), b.on(device)).distance.pieces)
     assert g == h
 
 

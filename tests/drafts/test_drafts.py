@@ -167,7 +167,7 @@ def test_the_file_of_an_unknown_family_can_be_imported_and_aligns(name: str, tmp
             result = verify(one, g(one), g, dtype=dtype, tolerance=TOLERANCE[torch.float32] if rms else tolerance)
             assert result.equal, (axes, result)
     alignment = symfuse.match(one, to=other, axes="attention,ffn")
-    assert symfuse.relate(alignment(one), other).euclidean < symfuse.relate(one, other).euclidean
+    assert symfuse.relate(alignment(one), other).distance.euclidean < symfuse.relate(one, other).distance.euclidean
     aligned = symfuse.align([one, other], anchor=1, starts=1)
     assert aligned.alignments[0] is not None
 

@@ -142,7 +142,7 @@ def test_no_verb_asks_for_a_config(tmp_path: Path) -> None:
     for alignment in (learned, matched, full):
         assert symfuse.prove(a, alignment).exact.worst < 1e-12
         assert symfuse.verify(a, alignment(a), alignment).equal
-    before = symfuse.relate(a, b, full)
+    before = symfuse.relate(a, b, full).distance
     assert before.after is not None
     assert before.after.euclidean < before.euclidean
     barrier = symfuse.barrier(a, b, task, {"learned": learned, "full": full}, points=3, refine=0)

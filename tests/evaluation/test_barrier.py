@@ -94,7 +94,7 @@ def test_c108_a_planted_copy_has_no_barrier_once_aligned_and_two_trainings_have_
         ("none", "all"), seeds.curves["none"].points[0]
     )
     assert seeds.curves["none"].ends[1] == measure(loss, symfuse.to_module(folders[0])).loss
-    assert seeds.curves["none"].distance == pytest.approx(symfuse.relate(a, other).euclidean, rel=1e-6)
+    assert seeds.curves["none"].distance == pytest.approx(symfuse.relate(a, other).distance.euclidean, rel=1e-6)
     assert seeds.task == loss.describe()
 
 

@@ -57,7 +57,7 @@ def test_shares_of_two_models_add_up_and_are_said(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "200")
     a, b = (of("BertForMaskedLM", "BertConfig", TEXT)(seed) for seed in (0, 1))
     folders = [str(model.save(tmp_path / name)) for name, model in (("a", a), ("b", b))]
-    before, after = symfuse.relate(a, b), symfuse.relate(symfuse.match(a, to=b)(a), b)
+    before, after = symfuse.relate(a, b).distance, symfuse.relate(symfuse.match(a, to=b)(a), b).distance
     said = done("relate", *folders).stdout
     for keys in (("axis",), ("layer",), ("layer", "axis"), ("tensor",)):
         assert sum(before.shares(*keys).values()) == pytest.approx(1)

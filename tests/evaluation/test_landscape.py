@@ -208,7 +208,7 @@ def test_the_corners_of_a_real_pair_are_the_models(tmp_path: Path) -> None:
     assert [losses[0], losses[2]] == [symfuse.evaluate(folder, loss).loss for folder in (models["a"], models["b"])]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert abs(losses[2] - losses[0]) > 1e-2
-    distances = [symfuse.relate(a, model).euclidean for model in (models["moved"], b)]
+    distances = [symfuse.relate(a, model).distance.euclidean for model in (models["moved"], b)]
     places = [math.hypot(x, y) for x, y in found.plane.corners[1:]]
     assert places == pytest.approx(distances, rel=1e-5)
     assert distances[0] != pytest.approx(distances[1], rel=0.05)

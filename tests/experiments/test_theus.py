@@ -122,7 +122,7 @@ def test_sweeps_come_nearer_to_what_they_end_at(apart: ways.Apart) -> None:
     row = theus_iterations.swept(apart, theus_iterations.STARTS[0], 2)
     assert row["given"] == row["distances"][0] > row["distances"][1] >= row["distances"][2]
     frame = ways.plain_in_frame(apart, Path()).models
-    assert_close(row["given"], symfuse.relate(*frame).euclidean ** 2, rtol=1e-4, atol=0)
+    assert_close(row["given"], symfuse.relate(*frame).distance.euclidean ** 2, rtol=1e-4, atol=0)
     plain = paths.measured(apart, "plain, rotatable", ways.plain_in_frame)
     evenly = [point for point in plain["curve"] if abs(10 * point[0] - round(10 * point[0])) < 1e-9]
     chord = [loss - at * evenly[-1][1] - (1 - at) * evenly[0][1] for at, loss, _ in evenly]

@@ -85,7 +85,7 @@ def test_shares_are_norms_of_differences_over_those_before() -> None:
             own = [name for name in own if ".attention." not in name]
         apart = [torch.cat([(m[n] - anchor[n]).flatten() for n in own]).norm() for m in (moved, source)]
         assert row[part] == pytest.approx(float(apart[0] / apart[1]), rel=1e-9)
-    assert row["distance"] == pytest.approx(row["all"] * symfuse.relate(source, anchor).euclidean)
+    assert row["distance"] == pytest.approx(row["all"] * symfuse.relate(source, anchor).distance.euclidean)
     assert row["exact"]
     assert row["change"] < 1e-11
 
@@ -199,7 +199,7 @@ def test_a_plane_has_the_models_at_its_corners(vit: matchings.Pair) -> None:
         (("A", found.plain), ("A'", found.source)),
     ):
         apart = float((corners[one] - corners[other]).norm())
-        assert apart == pytest.approx(symfuse.relate(a, b).euclidean, rel=1e-5)
+        assert apart == pytest.approx(symfuse.relate(a, b).distance.euclidean, rel=1e-5)
 
 
 def test_peers_are_what_is_shown() -> None:

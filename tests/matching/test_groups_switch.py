@@ -164,12 +164,12 @@ def test_invertible_maps_inside_heads_are_found_again(label: str) -> None:
     anchor = MODELS[label](seed=0)
     spec = api.declare(anchor)
     source = random_alignment(spec, 3, ("qk", "v", "ffn", "h"), largest=True)(anchor)
-    far = api.relate(source, anchor).euclidean
+    far = api.relate(source, anchor).distance.euclidean
     left = {}
     for name in ("conformal", "invertible"):
         found = api.match(source, anchor, axes="attention,ffn,heads", groups={"attention": name}, threads=1)
         assert api.prove(source, found).exact.equal
-        left[name] = api.relate(found(source), anchor).euclidean
+        left[name] = api.relate(found(source), anchor).distance.euclidean
     assert left["invertible"] < 1e-9 * far
     assert left["conformal"] > 0.05 * far
 

@@ -74,10 +74,10 @@ def two_threads() -> Iterator[None]:
 def test_a_planted_alignment_is_recovered_to_rounding(label: str) -> None:
     anchor = pair(label)[0]
     source = planted(anchor)
-    assert api.relate(source, anchor).relative > 0.5
+    assert api.relate(source, anchor).distance.relative > 0.5
     alignment = match(source, anchor)
     moved = alignment(source)
-    assert api.relate(moved, anchor).relative < 1e-12
+    assert api.relate(moved, anchor).distance.relative < 1e-12
     for name in anchor:
         torch.testing.assert_close(moved[name], anchor[name], rtol=0, atol=1e-10)
     assert api.verify(source, moved, alignment).worst < 1e-12
@@ -89,8 +89,8 @@ def test_a_planted_alignment_is_recovered_to_rounding(label: str) -> None:
 def test_a_planted_alignment_is_recovered_to_the_level_of_the_noise(label: str) -> None:
     anchor = pair(label)[0]
     source = planted(noisy(anchor, 1e-3))
-    noise = api.relate(noisy(anchor, 1e-3), anchor).whole.squared
-    assert api.relate(match(source, anchor)(source), anchor).whole.squared <= noise * 1.0001
+    noise = api.relate(noisy(anchor, 1e-3), anchor).distance.whole.squared
+    assert api.relate(match(source, anchor)(source), anchor).distance.whole.squared <= noise * 1.0001
 
 
 @every_model
@@ -114,7 +114,7 @@ def test_an_aligned_model_is_the_same_function_and_nearer(label: str) -> None:
     alignment = match(source, anchor)
     moved = alignment(source)
     assert api.verify(source, moved, alignment).worst < 1e-11
-    before, after = api.relate(source, anchor), api.relate(moved, anchor)
+    before, after = api.relate(source, anchor).distance, api.relate(moved, anchor).distance
     assert after.whole.squared < 0.95 * before.whole.squared
     for axis in ("qk", "ffn"):
         assert after.by("axis")[axis].squared < before.by("axis")[axis].squared
@@ -125,7 +125,7 @@ def test_no_axis_is_farther_than_before(label: str) -> None:
     """Without translations: these pay for the value bias with the bias of the output, which is on another axis."""
     source, anchor = pair(label)
     moved = match(source, anchor, biases=False)(source)
-    before, after = api.relate(source, anchor), api.relate(moved, anchor)
+    before, after = api.relate(source, anchor).distance, api.relate(moved, anchor).distance
     for axis, gap in before.by("axis").items():
         assert after.by("axis")[axis].squared <= gap.squared * (1 + 1e-12)
         assert (after.by("axis")[axis].squared < gap.squared) == (axis in MATCHED)
@@ -138,8 +138,8 @@ def test_no_axis_is_farther_than_before(label: str) -> None:
 def test_close_models_are_never_moved_apart(label: str, size: float) -> None:
     anchor = pair(label)[0]
     source = noisy(anchor, size)
-    before = api.relate(source, anchor).whole.squared
-    assert api.relate(match(source, anchor)(source), anchor).whole.squared <= before
+    before = api.relate(source, anchor).distance.whole.squared
+    assert api.relate(match(source, anchor)(source), anchor).distance.whole.squared <= before
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_large_value_biases_never_make_it_worse(label: str, factor: float, size:
     anchor = value_biases_times(factor, MODELS[label](0))
     for changed in (factor, 1.01 * factor):
         source = value_biases_times(changed, noisy(MODELS[label](0), size))
-        before = api.relate(source, anchor).whole.squared
-        plain = api.relate(match(source, anchor, biases=False)(source), anchor).whole.squared
-        translated = api.relate(match(source, anchor)(source), anchor).whole.squared
+        before = api.relate(source, anchor).distance.whole.squared
+        plain = api.relate(match(source, anchor, biases=False)(source), anchor).distance.whole.squared
+        translated = api.relate(match(source, anchor)(source), anchor).distance.whole.squared
         assert plain <= before
         assert translated <= before
         assert translated <= plain * (1 + 1e-9)
@@ -164,9 +164,9 @@ def test_large_value_biases_never_make_it_worse(label: str, factor: float, size:
 def test_large_value_biases_of_independent_models(label: str, factor: float) -> None:
     source, anchor = (value_biases_times(factor, model) for model in pair(label))
     plain, translated = (match(source, anchor, biases=biases) for biases in (False, True))
-    distances = [api.relate(g(source), anchor).whole.squared for g in (plain, translated)]
+    distances = [api.relate(g(source), anchor).distance.whole.squared for g in (plain, translated)]
     assert distances[1] <= distances[0] * (1 + 1e-9)
-    assert distances[0] < api.relate(source, anchor).whole.squared
+    assert distances[0] < api.relate(source, anchor).distance.whole.squared
     assert api.prove(source, translated).exact.worst < 1e-12
 
 
@@ -175,9 +175,9 @@ def test_large_value_biases_of_independent_models(label: str, factor: float) -> 
 def test_planted_translations_are_recovered_beside_large_value_biases(label: str, factor: float) -> None:
     anchor = value_biases_times(factor, MODELS[label](0))
     source = planted(anchor)
-    assert api.relate(source, anchor).relative > 0.5
+    assert api.relate(source, anchor).distance.relative > 0.5
     moved = match(source, anchor)(source)
-    assert api.relate(moved, anchor).relative < 1e-12
+    assert api.relate(moved, anchor).distance.relative < 1e-12
     for name in anchor:
         torch.testing.assert_close(moved[name], anchor[name], rtol=0, atol=1e-10 * factor)
 
@@ -432,7 +432,7 @@ def test_inputs_are_never_changed(dtype: torch.dtype) -> None:
         models = [m.replace(tensors={n: t.to(dtype) for n, t in m.items()}) for m in pair(label)]
         before = [{n: t.clone() for n, t in m.items()} for m in models]
         dict(match(*models)(models[0]))
-        api.relate(*models)
+        assert api.relate(*models).distance.pieces
         for model, tensors in zip(models, before, strict=True):
             assert all(torch.equal(model[name], tensor) for name, tensor in tensors.items())
 
@@ -453,7 +453,7 @@ def test_c76_c77_nan_is_refused_by_tensor_and_file(tmp_path: Path, value: float,
                 match(*models, axes=axes)
     for models in ((broken, anchor), (anchor, broken)):
         with pytest.raises(CheckpointError, match=message):
-            api.relate(*models)
+            print(api.relate(*models).distance)
     with pytest.raises(CheckpointError, match=message):
         dict(api.merge([anchor, broken]))
 
@@ -587,7 +587,7 @@ def test_no_rotation_of_a_head_is_nearer(seed: int, axis: str) -> None:
     for scaling, slack in ((False, 1e-9), (True, 0.05)):
         alignment = match(source, anchor, axes=axis, scaling=scaling, biases=False)
         assert all(isinstance(g, Similarity) for g in alignment.elements.values())
-        found = api.relate(alignment(source), anchor).by("axis")[axis].squared
+        found = api.relate(alignment(source), anchor).distance.by("axis")[axis].squared
         best = sum(nearest_of_all_rotations(*head, scaling) for head in heads)
         assert best * (1 - 1e-4) <= found <= best * (1 + slack)
 

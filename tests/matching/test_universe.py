@@ -71,7 +71,7 @@ def test_align_by_name() -> None:
     aligned = symfuse.align(models, anchor="universe", axes=AXES)
     assert aligned.anchor is None
     assert len(aligned.alignments) == 2
-    assert symfuse.relate(*aligned.checkpoints).relative < 1e-6
+    assert symfuse.relate(*aligned.checkpoints).distance.relative < 1e-6
 
 
 def test_one_model_is_no_universe() -> None:

@@ -463,8 +463,8 @@ def test_three_models_are_aligned_to_one() -> None:
             if alignment is not None:
                 assert api.verify(model, moved, alignment).equal
                 assert (
-                    api.relate(moved, models[anchor]).whole.squared
-                    < 0.9 * api.relate(model, models[anchor]).whole.squared
+                    api.relate(moved, models[anchor]).distance.whole.squared
+                    < 0.9 * api.relate(model, models[anchor]).distance.whole.squared
                 )
 
 

@@ -12,6 +12,7 @@ from symfuse.api.measuring import barrier, evaluate, relate, renew_statistics, t
 from symfuse.api.merging import check, collect, merge, merge_recipe
 from symfuse.api.models import digest, rewrite, suggest, to_module
 from symfuse.api.rebasing import Rebased, is_adapter_folder, rebase
+from symfuse.api.sources import models_in
 from symfuse.device import require
 from symfuse.drafts import Draft
 from symfuse.evaluation import Barrier, Distance, Landscape, Score, Task, landscape
@@ -32,6 +33,8 @@ from symfuse.recipes.align import How
 from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.run import Shown, run
 from symfuse.recipes.yaml_reader import read_value
+from symfuse.relations import Relation, Relations
+from symfuse.relations.verdict import OTHER as NOT_COMPARABLE
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported, aligned_model_of, transport
@@ -40,13 +43,14 @@ from symfuse.verification import Proof, Verification, prove, verify
 open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every declaration
 
 __all__ = [
-    "AUTO", "METHODS", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Digest", "Distance",
-    "Draft", "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased", "Recipe", "Remote",
-    "Report", "Score", "Shown", "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification",
-    "align", "aligned_model_of", "barrier", "check", "check_all", "check_space", "check_target", "collect",
-    "declare", "declare_file", "digest", "evaluate", "events", "extract_lora", "is_adapter_folder", "is_other",
-    "keep_freed_memory", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "open",
-    "open_checkpoint", "overlap", "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value",
-    "rebase", "recipe_of", "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite",
-    "run", "suggest", "task", "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
+    "AUTO", "METHODS", "NOT_COMPARABLE", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint",
+    "Digest", "Distance", "Draft", "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased",
+    "Recipe", "Relation", "Relations", "Remote", "Report", "Score", "Shown", "Source", "Spec", "Statistics",
+    "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier", "check", "check_all",
+    "check_space", "check_target", "collect", "declare", "declare_file", "digest", "evaluate", "events",
+    "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory", "landscape", "lookup", "match", "merge",
+    "merge_recipe", "models_in", "nearest", "open", "open_checkpoint", "overlap", "parse_recipe", "parse_size",
+    "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of", "relate", "renew_statistics",
+    "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task", "task_of_models", "to_module",
+    "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip

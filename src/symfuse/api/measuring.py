@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -34,22 +34,54 @@ from symfuse.evaluation import evaluate as evaluate_model
 from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.sources import Source, opened, opened_any, runnable
+from symfuse.model import Model
+from symfuse.relations import Relation, Relations, all_pairs
 
 Build = Callable[[Checkpoint], torch.nn.Module]
 
 
+@overload
+def relate(
+    source: Source, to: list[Source] | tuple[Source, ...], alignment: None = None, *, quick: bool = False
+) -> Relations: ...
+@overload
+def relate(source: Source, to: Source, alignment: Alignment | None = None, *, quick: bool = False) -> Relation: ...
 @checked
-def relate(source: Source, to: Source, alignment: Alignment | None = None) -> Distance:
-    """How far apart two models of one family are: Euclidean distance and cosine, by axis, layer and tensor.
+def relate(
+    source: Source,
+    to: Source | list[Source] | tuple[Source, ...],
+    alignment: Alignment | None = None,
+    *,
+    quick: bool = False,
+) -> Relation | Relations:
+    """How two models are related, by their weights alone (docs/relate.md): the same function in another basis, a
+    fine-tune, a rounded, pruned, cut or widened copy, trained apart, or unrelated.
 
-    alignment: of `match(source, to)`; then both are in its frame, and `.after` is what is left of the distance once it
-    is applied. Computed where the models are read to: `symfuse.open(a).on("cuda")`. Raises IncompatibleError.
+    The result has `.verdict`, `.evidence` by axis and layer, and `.distance`: Euclidean distance and cosine, by axis,
+    layer and tensor. Each is computed when it is first asked for, where the models are read to:
+    `symfuse.open(a).on("cuda")`. to: of several models all pairs are related, with a tree, duplicates and merges.
+    alignment: of `match(source, to)`, for the distance: both are in its frame, and `.distance.after` is what is left
+    once it is applied. quick: the verdict from the first evidence that is sure. `.distance` raises IncompatibleError
+    for models of different shapes; the verdict says what was compared.
     """
-    if alignment is None:
-        return model_distance(model_of(source), model_of(to))
-    start, anchor = opened(source), model_of(alignment.in_frame(opened(to)))
-    after = model_distance(model_of(alignment(start)), anchor)
-    return replace(model_distance(model_of(alignment.in_frame(start)), anchor), after=after)
+    if isinstance(to, list | tuple):
+        if alignment is not None:
+            raise OptionError("an alignment is of two models; leave it out, or relate them one by one")
+        models = [model_of(one) for one in (source, *to)]
+        pairs = {(i, j): _related(models[i], models[j], None, quick) for i, j in all_pairs(len(models))}
+        return Relations(tuple(models), pairs)
+    return _related(model_of(source), model_of(to), alignment, quick)
+
+
+def _related(source: Model, anchor: Model, alignment: Alignment | None, quick: bool) -> Relation:
+    def measure() -> Distance:
+        if alignment is None:
+            return model_distance(source, anchor)
+        framed = model_of(alignment.in_frame(anchor.checkpoint))
+        after = model_distance(model_of(alignment(source.checkpoint)), framed)
+        return replace(model_distance(model_of(alignment.in_frame(source.checkpoint)), framed), after=after)
+
+    return Relation(source, anchor, measure, quick)
 
 
 @checked

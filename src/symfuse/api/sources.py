@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from symfuse.errors import warn_caller
@@ -10,6 +11,17 @@ from symfuse.io.sources import Source, opened
 from symfuse.model import Model
 from symfuse.recipes import events
 from symfuse.recipes.events import Event, Follow
+
+CONFIG = "config.json"
+
+
+def models_in(folder: str) -> list[str]:
+    """The folders of models in a folder that is none itself, by name; else the model that it names."""
+    path = Path(folder)
+    if not path.is_dir() or (path / CONFIG).exists():
+        return [folder]
+    inner = sorted(str(one.parent) for one in path.glob(f"*/{CONFIG}"))
+    return inner or [folder]
 
 
 def model_of(source: Source) -> Model:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +23,9 @@ from symfuse.cli.app import (
 from symfuse.cli.results import finish, result_option
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output, warn
+
+if TYPE_CHECKING:
+    from symfuse.api import Distance, Relation, Relations
 
 
 @main.command()
@@ -202,40 +206,98 @@ def verify(
 
 
 @main.command()
-@click.argument("a")
-@click.argument("b", required=False)
-@click.option("--digest", is_flag=True, help="Print a hash of A, and of B, that their symmetries do not change.")
-@click.option("--axes", default="auto", show_default=True, help="Match these axes for the columns after alignment.")
+@click.argument("models", nargs=-1, required=True)
+@click.option("--quick", is_flag=True, help="Stop when the verdict is sure, and print no distances.")
+@click.option("--digest", is_flag=True, help="Print a hash of each model that its symmetries do not change.")
+@click.option("--axes", default="auto", show_default=True, help="Match these axes for the distance after alignment.")
 @matching_options
 @device_option
 @result_option
 @declare_option
 @common
-def relate(a: str, b: str | None, digest: bool, axes: str, output: Path | None, out: Output, **options: Any) -> None:
-    """Measure how far A is from B, before and after alignment.
+def relate(
+    models: tuple[str, ...], quick: bool, digest: bool, axes: str, output: Path | None, out: Output, **options: Any
+) -> None:
+    """Say how MODELS are related, by their weights alone.
 
-    Prints squared distances by axis and layer. Each parameter counts once, under the innermost axis that acts on it.
-    With --digest, B may be left out.
+    Of two models a verdict, the evidence for it, and their distance before and after alignment by axis and layer, each
+    parameter under the innermost axis that acts on it. Of more, or of a folder of models: all pairs, a tree, duplicates
+    and merges (docs/relate.md). With --digest, a hash of each.
     """
+    from symfuse import api, reports
+
+    found = [inner for model in models for inner in api.models_in(model)]
     if digest:
         from symfuse.cli.digest import show_digests
 
         if output is not None:
             raise OptionError("relate --digest writes no result for `symfuse report`; use --json instead of -o")
-        show_digests(out, [model for model in (a, b) if model is not None])
+        show_digests(out, found)
         return
-    if b is None:
-        raise OptionError("relate needs two models A and B, or --digest")
-    from symfuse import api, reports
+    if len(found) != 2 and output is not None:
+        raise OptionError(f"--output keeps the relation of two models, not of {len(found)}; use --json")
+    if len(found) < 2:
+        raise OptionError(f"relate needs two models, or a folder of several; found {', '.join(found) or 'none'}")
+    reports.check_result(output, "distance", tuple(found))
+    opened = [open_model(out, model).on(options["device"]) for model in found]
+    if len(found) > 2:
+        _say_several(out, api.relate(opened[0], opened[1:], quick=quick))
+        return
+    source, anchor = opened
+    relation = api.relate(source, anchor, quick=quick)
+    _say_relation(out, relation)
+    document = {"kind": "relation", "relation": relation.to_dict()}
+    if not quick and relation.kind != api.NOT_COMPARABLE and relation.one_shape:
+        alignment = matched(out, source, anchor, match_options(options, axes))
+        document = document | _distances(out, api.relate(source, anchor, alignment).distance, found)
+    finish(out, document, output)
 
-    reports.check_result(output, "distance", (a, b))
-    source, anchor = (open_model(out, model).on(options["device"]) for model in (a, b))
-    alignment = matched(out, source, anchor, match_options(options, axes))
-    before = api.relate(source, anchor, alignment)
+
+def _say_relation(out: Output, relation: Relation) -> None:
+    verdict, evidence = relation.verdict, relation.evidence
+    out.say(f"{relation.source.name} and {relation.anchor.name}: {verdict}")
+    if evidence is None:
+        return
+    rows = [
+        [
+            one.axis,
+            "none" if one.layer == -1 else str(one.layer),
+            str(one.units),
+            *(" ".join(f"{value:.2f}" for value in part) if part else "-" for part in (one.cosine, one.margin)),
+            "-" if one.agreement is None else f"{one.agreement:.2f}",
+        ]
+        for one in evidence.units
+    ]
+    out.table(["axis", "layer", "units", "cosine 5 50 95 %", "above the next", "agreement"], rows, evidence.placed)
+    if evidence.log10_p < 0:
+        out.say(
+            f"{evidence.fixed} neurons are where they are in the other model: p ≤ 10^{evidence.log10_p:.0f} if apart"
+        )
+
+
+def _say_several(out: Output, relations: Relations) -> None:
+    rows = [
+        [relation.source.name, relation.anchor.name, f"{relation.verdict.similarity:.3f}", str(relation.verdict)]
+        for relation in relations.pairs.values()
+    ]
+    out.table(["model", "model", "cosine of units", "verdict"], rows)
+    out.say(f"tree: {relations.tree}")
+    for group in relations.duplicates:
+        out.say(f"duplicates: {', '.join(group)}")
+    for merge in relations.merges:
+        parts = " + ".join(f"{weight:.2f} {part}" for weight, part in zip(merge.weights, merge.parts, strict=True))
+        out.say(f"merge: {merge.model} is about {parts} ({merge.left:.1%} of the nearest distance left)")
+    out.finish({"kind": "relations", **relations.to_dict()})
+
+
+def _distances(out: Output, before: Distance, names: Sequence[str]) -> dict[str, Any]:
+    """Print the table of distances; the document of it."""
+    from symfuse import reports
+
     after = before.after
     assert after is not None
     if not math.isfinite(before.euclidean):
-        raise CheckpointError(f"{a} and {b}: their distance overflows float64; check their weights")
+        raise CheckpointError(f"{' and '.join(names)}: their distance overflows float64; check their weights")
     data = reports.distances(before, after)
     for part in ("axis", "layer"):
         rows = [
@@ -254,7 +316,7 @@ def relate(a: str, b: str | None, digest: bool, axes: str, output: Path | None, 
         f"distance {data['before']:.4g} -> {data['after']:.4g} ({data['left']:.1%} left), relative to |B| "
         f"{before.relative:.3g} -> {after.relative:.3g}, cosine {before.cosine:.4f} -> {after.cosine:.4f}"
     )
-    finish(out, {"kind": "distance", "source": a, "anchor": b, **data}, output)
+    return {"kind": "distance", "source": names[0], "anchor": names[1], **data}
 
 
 @main.command()

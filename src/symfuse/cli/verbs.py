@@ -21,7 +21,7 @@ VERBS = {
     "merge": ("merge", "Merge models, by RECIPE.yml or by options."),
     "methods": ("merge", "List the merge methods, with their parameters and papers."),
     "rebase": ("rebase", "Move what FINETUNE changed of its base onto another base."),
-    "relate": ("models", "Measure how far A is from B, before and after alignment."),
+    "relate": ("models", "Say how MODELS are related, by their weights alone."),
     "report": ("report", "Show each RUN on one HTML page, or as figures."),
     "rewrite": ("rewrite", "Rewrite MODEL exactly: the same function, in other weights."),
     "suggest": ("models", "Draft a declaration for the family of MODEL."),

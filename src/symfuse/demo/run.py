@@ -114,7 +114,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     exact = api.prove(base, plant).exact.worst
     alignment, seconds = _timed(lambda: api.match(planted, base))
     result = alignment(planted)
-    before, after = api.relate(planted, base), api.relate(result, base)
+    before, after = api.relate(planted, base).distance, api.relate(result, base).distance
     out.say(
         f"same function (outputs differ by {exact:.0e} in float64, {same.worst:.0e} in the file's float32), "
         f"relative distance {before.relative:.3f}; "
@@ -166,7 +166,7 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
     alignment, seconds = _timed(lambda: api.match(a, b))
     aligned = alignment(a)
     proof = api.prove(a, alignment, runner=outputs)
-    before, after = api.relate(a, b), api.relate(aligned, b)
+    before, after = api.relate(a, b).distance, api.relate(aligned, b).distance
     models = {SCEPTR_PAIR[0]: a, "aligned": aligned, SCEPTR_PAIR[1]: b, "average": api.merge([a, b])}
     models["aligned average"] = api.merge([aligned, b])
     scores = {label: score(model) for label, model in models.items()}

@@ -131,7 +131,8 @@ class Evidence:
         moved = [one for one in self.changes if one.relative > UNTOUCHED]
         sizes = sorted(one.relative for one in self.changes)
         return {
-            "cosine": self.cosine, "best": self.best, "low": self.low, "worst": self.worst, "margin": self.margin, "agreement": self.agreement,
+            "cosine": self.cosine, "best": self.best, "low": self.low, "worst": self.worst, "margin": self.margin,
+            "agreement": self.agreement,
             "in_place": self.in_place, "relative": self.relative, "vectors": self.vectors, "equal": self.equal,
             "changed": len(moved) / len(self.changes) if self.changes else 0.0,
             "least_change": sizes[0] if sizes else 0.0, "most_change": sizes[-1] if sizes else 0.0,

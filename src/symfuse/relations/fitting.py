@@ -39,14 +39,15 @@ class Fitted:
 def fitted(source: Model, anchor: Model) -> Fitted:
     """Both models, cut to the smaller number of layers and of neurons where these differ.
 
-    With tied heads untied, if those of one are. IncompatibleError if they are of different families, or differ in another size.
+    With tied heads untied, if those of one are. IncompatibleError if they are of different families, or differ in
+    another size.
     """
     if source.spec.family != anchor.spec.family:
         raise IncompatibleError(
             f"{source.name} is a {source.spec.family}, {anchor.name} a {anchor.spec.family}: models of different "
             "families have no axes in common"
         )
-    source, anchor = alike_tied(source, anchor)
+    source, anchor = alike(source, anchor)
     out = Fitted(source, anchor)
     sizes = [{a: n for a, n in one.spec.sizes.items() if one.declared and anatomy(a) in ("l", "ffn")} for one in
              (source, anchor)]  # fmt: skip
@@ -62,13 +63,21 @@ def fitted(source: Model, anchor: Model) -> Fitted:
     return out
 
 
+def alike(source: Model, anchor: Model) -> tuple[Model, Model]:
+    """Both untied, if one is."""
+    one, other = alike_tied(source, anchor)
+    return one, other
+
+
 def _same_depth(pair: Fitted, axis: str) -> Fitted:
     depths = pair.source.spec.sizes[axis], pair.anchor.spec.sizes[axis]
     deep, shallow = (pair.source, pair.anchor) if depths[0] > depths[1] else (pair.anchor, pair.source)
     layers = chosen(_unlike(shallow, deep))
-    cut = taken(deep, shallow, layers)
-    changed = {"source": cut} if deep is pair.source else {"anchor": cut}
-    return replace(pair, layers=layers, depths=depths, **changed)
+    return replace(_with(pair, deep, taken(deep, shallow, layers)), layers=layers, depths=depths)
+
+
+def _with(pair: Fitted, old: Model, new: Model) -> Fitted:
+    return replace(pair, source=new) if old is pair.source else replace(pair, anchor=new)
 
 
 def taken(deep: Model, like: Model, layers: Sequence[int]) -> Model:
@@ -89,7 +98,7 @@ def _unlike(one: Model, other: Model) -> Float[Tensor, "l k"]:
     values = [_singular(model) for model in (one, other)]
     names = [name for name in values[0][0] if name in values[1][0]]
     rows = [torch.stack([torch.cat([layer[name] for name in names]) for layer in layers]) for layers in values]
-    return torch.cdist(*rows)
+    return torch.cdist(rows[0], rows[1])
 
 
 def _singular(model: Model) -> list[dict[str, Tensor]]:
@@ -128,9 +137,7 @@ def _same_width(pair: Fitted, axis: str) -> Fitted:
     wide, narrow = (pair.source, pair.anchor) if sizes[0] > sizes[1] else (pair.anchor, pair.source)
     aligned = _in_one_stream(narrow, wide)
     kept = {i: _copies(wide, i, _nearest(i, *aligned)) for i in narrow.spec.movable if i.axis == axis}
-    cut = _selected(wide, narrow, kept)
-    changed = {"source": cut} if wide is pair.source else {"anchor": cut}
-    return replace(pair, widths=(*pair.widths, (axis, *sizes)), **changed)
+    return replace(_with(pair, wide, _selected(wide, narrow, kept)), widths=(*pair.widths, (axis, *sizes)))
 
 
 def _copies(wide: Model, instance: Instance, index: Tensor) -> Tensor:
@@ -143,7 +150,7 @@ def _copies(wide: Model, instance: Instance, index: Tensor) -> Tensor:
         for at in wide.spec.occurrences[name, instance.axis]
         if at.atom.variance is not Variance.DUAL
     ]
-    written = torch.nn.functional.normalize(torch.cat(rows, -1), dim=-1)
+    written = _unit(torch.cat(rows, -1))
     alike = written[index] @ written.mT > SAME
     out = alike & (alike.sum(0) == 1)
     out[:, index] = False
@@ -184,6 +191,10 @@ def _nearest(instance: Instance, narrow: Model, wide: Model, elements: Mapping[s
     flat = total.reshape(-1, *total.shape[-2:])
     index = [torch.as_tensor(linear_sum_assignment(one.numpy(), maximize=True)[1]) for one in flat]
     return torch.stack(index).reshape(total.shape[:-1])
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(rows.float(), dim=-1)
 
 
 def _selected(wide: Model, like: Model, kept: Mapping[Instance, Tensor]) -> Model:

@@ -146,9 +146,9 @@ def log10_bound(fixed: int, instances: int) -> float:
     have nothing to do with each other.
 
     The initial order of one's units is exchangeable, and training commutes with it: so the matching is a uniformly
-    random permutation, in each instance independently. Its number of fixed points S has E[binomial(S, k)] ≤ Lᵏ / k!, and
-    by Markov's inequality P(S ≥ k) is at most that. (Zhu et al. 2025, Theorem 1, with this statistic.) Not for models
-    that were moved, which this cannot tell from others.
+    random permutation, in each instance independently. Its number of fixed points S has E[binomial(S, k)] ≤ Lᵏ / k!,
+    and by Markov's inequality P(S ≥ k) is at most that. (Zhu et al. 2025, Theorem 1, with this statistic.) Not for
+    models that were moved, which this cannot tell from others.
     """
     if fixed <= instances:
         return 0.0

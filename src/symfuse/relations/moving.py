@@ -107,8 +107,8 @@ def _by(model: Model, alignment: Alignment) -> Model:
 
 def _pair(source: Model, anchor: Model) -> Pair:
     names = tuple(name for name in source.spec.tensors if source.spec.shares(name, anchor.spec))
-    both = ({name: model.read(name) for name in names} for model in (source, anchor))
-    return Pair(source.spec, names, *both)
+    ours, theirs = ({name: model.read(name) for name in names} for model in (source, anchor))
+    return Pair(source.spec, names, ours, theirs)
 
 
 def _order(source: Model, anchor: Model, *, quick: bool) -> dict[Instance, Element]:

@@ -52,6 +52,11 @@ class Relation:
             return Verdict(OTHER, None, (str(error),), math.nan)
 
     @property
+    def one_shape(self) -> bool:
+        """Whether both have all layers and widths in common, so that a distance is defined."""
+        return self.evidence is not None and self.evidence.layers is None and not self.evidence.widths
+
+    @property
     def kind(self) -> str:
         """The word of the verdict."""
         return self.verdict.kind
