@@ -187,13 +187,16 @@ def test_options_of_matching(models: Path) -> None:
 def test_verify(models: Path) -> None:
     done("align", "a", "--to", "b", "-o", "out", "-q")
     found = data("verify", "a", "out")
-    assert set(found) == {"schema", "equal", "errors", "tolerance", "inputs", "config", "unread", "coverage"}
+    keys = {"schema", "equal", "errors", "tolerance", "inputs", "config", "unread", "coverage", "tensors", "notes"}
+    assert set(found) == keys
     assert found["equal"] is True
     assert found["config"] == found["unread"] == []
     read, count = found["coverage"]["bert.embeddings.word_embeddings.weight"]
     assert read == count
     assert found["errors"].keys() == {"logits"}
-    assert re.search(r"equal to .*\nread: all rows of \d tables", done("verify", "a", "out").stdout)
+    assert re.search(
+        r"equal to .*\ntensors: \d+ differ\nread: all rows of \d tables", done("verify", "a", "out").stdout
+    )
     different = run("verify", "a", "b")
     assert different.exit_code == 7
     assert "different to" in different.stdout

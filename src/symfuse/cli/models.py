@@ -194,7 +194,7 @@ def verify(
     for difference in result.differences:
         out.say(f"  {difference}")
     if result.tensors and not result.lacking:
-        out.say(f"tensors: {result.where}")
+        out.say(f"tensors: {f'{len(result.tensors)} differ' if result.equal else result.where}")
     if result.seen:
         out.say(f"read: {result.seen}")
     out.finish(result.to_dict())
