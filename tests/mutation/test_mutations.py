@@ -77,10 +77,13 @@ MODELS = (
     *("latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "minicpm3-lm", "mistral4-lm", "glm4-lite-lm"),
     *("youtu-lm", "qwen3-next-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm", "lfm2-biased"),
     *("lfm2-mixture-lm", "diffllama-lm", "diffllama-question"),
+    *("sparse-latent-lm", "longcat-lm", "kimi-linear-lm", "afmoe-lm", "cohere2-mixture-lm", "cohere2-mixture-rms"),
+    *("gemma3n-lm", "gemma4-lm", "gemma4-mixture-lm", "data2vec-audio-ctc"),
     *("resnet-classification", "resnet-published-groups", "perceptron", "convolutions"),
     *("llava-lm", "llava-next-lm", "llava-pixtral-lm", "paligemma-lm", "gemma3-seeing-lm", "mistral3-lm"),
     *("qwen2-seeing-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "qwen3-mixture-seeing-lm", "internvl-lm"),
     *("internvl-normed-lm", "internvl-vision", "idefics3-lm", "idefics3-vision", "smolvlm-lm", "pixtral"),
+    *("llama4-seeing-lm", "qwen3-5-seeing-lm", "qwen3-5-mixture-seeing-lm"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
