@@ -55,8 +55,8 @@ QUICK = set(of_all_families([
     "blenderbot-small-lm", "marian-lm", "m2m-100-lm", "whisper-lm", "modernbert-mlm", "nomic-token", "eurobert",
     "bert-question",
 ])) - {label for label in MODELS if label.startswith(OTHERS)}  # fmt: skip
-# Classes of which peft finds no input embeddings; one whose attention reads weights of maps that it never calls; and one
-# of whose adapters, with what is saved beside them, peft makes another model.
+# Classes of which peft finds no input embeddings; one whose attention reads weights of maps that it never calls; and
+# one of whose adapters, with what is saved beside them, peft makes another model.
 NOT_RUN = ("longcat", "data2vec-audio", "hubert", "unispeech", "wavlm", "wav2vec2-ctc")
 # Dense layers beside experts, and experts that all tokens share, are taken for experts by peft.
 BESIDE_EXPERTS = (

@@ -119,6 +119,7 @@ FUSED = {"in_proj_bias": ("torch", "sceptr", "siglip"), "attn.c_attn.bias": ("gp
 # Of the bias of a key that is turned in part, the rest; of one that is fused by heads, the part of a key that ALiBi,
 # which does not ask what the key is, leaves free.
 UNTURNED = {
+    "kv_a_proj_with_mqa.bias": ("kimi-linear",),
     "self_attn.k_proj.bias": (
         "stablelm",
         "nemotron",
@@ -227,7 +228,7 @@ def is_free(label: str, name: str, slip: str) -> bool:
     if any(name.endswith(end) and label.startswith(models) for end, models in EQUIVALENT.items()):
         return True
     if any(name.endswith(end) and label.startswith(models) for end, models in UNTURNED.items()):
-        return slip.startswith(("p* ", "qk* ", "n "))
+        return slip.startswith(("p* ", "qk* ", "n ", "shared_p* "))
     fused = any(name.endswith(end) and label.startswith(models) for end, models in FUSED.items())
     key = re.compile(r"in (\w+_)?h (\w+_)?qk\* in|^(\w+_)?h (\w+_)?qk\* swapped")
     return fused and key.search(slip) is not None
