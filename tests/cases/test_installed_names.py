@@ -55,13 +55,14 @@ QUICK = set(of_all_families([
     "blenderbot-small-lm", "marian-lm", "m2m-100-lm", "whisper-lm", "modernbert-mlm", "nomic-token", "eurobert",
     "bert-question",
 ])) - {label for label in MODELS if label.startswith(OTHERS)}  # fmt: skip
-# Classes of which peft finds no input embeddings; and one whose attention reads weights of maps that it never calls.
-NOT_RUN = ("data2vec-audio", "hubert", "unispeech", "wavlm", "wav2vec2-ctc")
+# Classes of which peft finds no input embeddings; one whose attention reads weights of maps that it never calls; and
+# one of whose adapters, with what is saved beside them, peft makes another model.
+NOT_RUN = ("longcat", "data2vec-audio", "hubert", "unispeech", "wavlm", "wav2vec2-ctc")
 # Dense layers beside experts, and experts that all tokens share, are taken for experts by peft.
 BESIDE_EXPERTS = (
     *("qwen3-mixture-lm", "mellum-lm", "hunyuan-moe-lm", "solar-open-lm", "glm4-moe-lm", "glm4-moe-plain", "dots1-lm"),
     *("exaone-moe-lm", "latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "glm4-lite-lm"),
-    *("sarvam-mla-lm", "qwen3-next-lm", "qwen3-next-dense", "sparse-latent-lm", "longcat-lm", "afmoe-lm"),
+    *("sarvam-mla-lm", "qwen3-next-lm", "qwen3-next-dense", "sparse-latent-lm", "afmoe-lm"),
     *("cohere2-mixture-lm", "cohere2-mixture-rms"),
 )
 # Their routers put out tuples, which peft's layer around a router cannot take.

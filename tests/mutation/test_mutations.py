@@ -78,10 +78,13 @@ MODELS = (
     *("latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "minicpm3-lm", "mistral4-lm", "glm4-lite-lm"),
     *("youtu-lm", "qwen3-next-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm", "lfm2-biased"),
     *("lfm2-mixture-lm", "diffllama-lm", "diffllama-question"),
+    *("sparse-latent-lm", "longcat-lm", "kimi-linear-lm", "afmoe-lm", "cohere2-mixture-lm", "cohere2-mixture-rms"),
+    *("gemma3n-lm", "gemma4-lm", "gemma4-mixture-lm", "data2vec-audio-ctc"),
     *("resnet-classification", "resnet-published-groups", "perceptron", "convolutions"),
     *("llava-lm", "llava-next-lm", "llava-pixtral-lm", "paligemma-lm", "gemma3-seeing-lm", "mistral3-lm"),
     *("qwen2-seeing-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "qwen3-mixture-seeing-lm", "internvl-lm"),
     *("internvl-normed-lm", "internvl-vision", "idefics3-lm", "idefics3-vision", "smolvlm-lm", "pixtral"),
+    *("llama4-seeing-lm", "qwen3-5-seeing-lm", "qwen3-5-mixture-seeing-lm"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
@@ -117,6 +120,7 @@ FUSED = {"in_proj_bias": ("torch", "sceptr", "siglip"), "attn.c_attn.bias": ("gp
 # Of the bias of a key that is turned in part, the rest; of one that is fused by heads, the part of a key that ALiBi,
 # which does not ask what the key is, leaves free.
 UNTURNED = {
+    "kv_a_proj_with_mqa.bias": ("kimi-linear",),
     "self_attn.k_proj.bias": (
         "stablelm",
         "nemotron",
@@ -225,7 +229,7 @@ def is_free(label: str, name: str, slip: str) -> bool:
     if any(name.endswith(end) and label.startswith(models) for end, models in EQUIVALENT.items()):
         return True
     if any(name.endswith(end) and label.startswith(models) for end, models in UNTURNED.items()):
-        return slip.startswith(("p* ", "qk* ", "n "))
+        return slip.startswith(("p* ", "qk* ", "n ", "shared_p* "))
     fused = any(name.endswith(end) and label.startswith(models) for end, models in FUSED.items())
     key = re.compile(r"in (\w+_)?h (\w+_)?qk\* in|^(\w+_)?h (\w+_)?qk\* swapped")
     return fused and key.search(slip) is not None

