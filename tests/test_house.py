@@ -119,7 +119,7 @@ def test_every_skip_is_in_the_quarantine_list_and_nothing_else_is() -> None:
 def test_the_public_api_is_small_and_documented() -> None:
     public = getattr(symfuse, "__all__", [])
     verbs = [name for name in public if not isinstance(getattr(symfuse, name), type)]
-    assert len(verbs) <= 24, f"{len(verbs)} verbs; 24 are enough"
+    assert len(verbs) <= 25, f"{len(verbs)} verbs; 25 are enough"
     assert len(set(public)) == len(public)
     for name in public:
         text = getattr(symfuse, name).__doc__ or ""
