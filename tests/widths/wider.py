@@ -20,7 +20,10 @@ from symfuse.widths import Widening
 
 Sizes = Callable[[str, int], int]
 
-STREAM = {"hidden_size", "n_embd", "dim", "d_model", "projection_size", "pooler_output_size", "pooler_hidden_size"}
+STREAM = {
+    "hidden_size", "n_embd", "dim", "d_model", "embed_dim", "out_hidden_size", "projection_size", "pooler_output_size",
+    "pooler_hidden_size",
+}  # fmt: skip
 NEURONS = {
     "intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim",
     "ffn_hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size",

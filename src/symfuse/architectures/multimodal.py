@@ -119,7 +119,8 @@ def llava_next(c: Config, both: Family) -> Family:
 
 
 @joined("paligemma", text="gemma", vision="siglip_vision_model")
-def paligemma(_c: Config, both: Family) -> Family:
+def paligemma(c: Config, both: Family) -> Family:
+    c.get("projection_dim")  # which the class takes for the size of the stream: it is one of the sizes
     return both.plus(tensors=linear(BETWEEN + "linear", "residual", "vision_residual*"))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
+from symfuse.architectures import lookup
 from symfuse.errors import IncompatibleError
 from symfuse.groups import Centred, Invertible, Orthogonal, SignedMonomial
 from symfuse.spec import Atom, Instance, Spec, Variance, anatomy
@@ -65,9 +67,9 @@ def _widening(spec: Spec, axis: str, n: int, m: int, scale: float, pair: str) ->
 
 def normed(spec: Spec, axis: str) -> str:
     """Why all units of an axis must have equally many copies, if they must."""
-    gains = [name for name, part in parts_with(spec, axis) if part == (Atom(axis, Variance.PLAIN),)]
-    gated = any(Atom(axis, Variance.PLAIN) in part and len(part) > 1 for _, part in parts_with(spec, axis))
-    if gains and not gated:
+    plain = [name for name, part in parts_with(spec, axis) if Atom(axis, Variance.PLAIN) in part]
+    gains = [name for name in plain if len(spec.tensors[name].layout.shape(spec.sizes)) == 1]
+    if gains and gains == plain:  # no weight of a gate
         way = (
             "; in the frame in which the stream may be rotated it can have any larger size: expand "
             "`canonical(model, rotatable(model.spec))`, or let `match_widths` choose"
@@ -77,7 +79,8 @@ def normed(spec: Spec, axis: str) -> str:
         return f"A norm ({gains[0]}) takes the mean over them, which stays if each has equally many copies{way}"
     if anatomy(axis) in HEADS:
         known = {*HEADS, "f"}
-        norms = [n for n, part in parts_with(spec, axis) if all(a.name.isdigit() or a.name in known for a in part)]
+        parts = parts_with(spec, axis)
+        norms = [name for name, part in parts if all(a.name.isdigit() or anatomy(a.name) in known for a in part)]
         if norms:
             return f"A norm ({norms[0]}) takes the mean over all heads, which stays if each has equally many copies"
     return ""
@@ -95,8 +98,7 @@ def is_read(part: tuple[Atom, ...], at: int) -> bool:
 def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
     """The factor of queries that keeps scores: the root of the ratio of head sizes, where the model divides scores by
     the root of the head size."""
-    config = shape.config
-    family = small.family
+    family, config = _part_of(shape, axis)
     if (
         family in ("t5", "mt5", "umt5")  # do not scale
         or family.startswith(("gemma", "granite"))  # by a number of the config
@@ -113,25 +115,33 @@ def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
     return math.sqrt(ratio)
 
 
+def _part_of(shape: Shape, axis: str) -> tuple[str, Mapping[str, Any]]:
+    """The family and the config of the part of the model that the axis is in."""
+    parts, prefix = lookup(shape.config, shape.model.name).parts, axis.removesuffix(anatomy(axis))
+    if not parts:
+        return shape.spec.family, shape.config
+    key = next(key for key in parts if key.startswith(prefix))  # the text, without a prefix, is the first
+    config = shape.config.get(key) or {}
+    return str(config.get("model_type", parts[key])), config
+
+
 def _head(spec: Spec, axis: str) -> int:
     """The number of units of a query inside of the head that the axis is in."""
-    part = axis.removesuffix(anatomy(axis))
-    sizes = spec.sizes
-    if anatomy(axis) == "qk":
+    sizes, word = spec.sizes, anatomy(axis)
+    if word == "qk":
         return sizes[axis]
-    turned = sizes["c"] * sizes["f"] if "c" in sizes and "f" in sizes else 0
-    together = any({"c", "p"} <= {a.name for a in d.layout.atoms} for d in spec.tensors.values())
-    assert not part  # no model of several parts has rotary positions
-    if together:
-        return turned + sizes["p"]
-    return turned if axis == "c" else sizes["p"]
+    c, p, f = (axis.removesuffix(word) + name for name in "cpf")
+    turned = sizes.get(c, 0) * sizes.get(f, 0)
+    if any({c, p} <= {a.name for a in d.layout.atoms} for d in spec.tensors.values()):
+        return turned + sizes[p]
+    return turned if word == "c" else sizes[p]
 
 
 def factors(shape: Shape) -> dict[str, float]:
     """Factors of some tensors, by canonical name: of embeddings that the model multiplies by the root of the size of
     its stream; and of the norm before a head that is always the embedding (DeBERTa v3), which cannot be untied and
     would otherwise read all d' / d copies of each unit."""
-    ours, theirs, config = shape.model.spec, shape.spec, shape.config
+    ours, theirs, (family, config) = shape.model.spec, shape.spec, _part_of(shape, "residual")
     out: dict[str, float] = {}
     for name, declared in ours.tensors.items():
         words = [str(atom) for atom in declared.layout.atoms]
@@ -139,7 +149,7 @@ def factors(shape: Shape) -> dict[str, float]:
         if old == new:
             continue
         if words[0] in ("vocab", "decoder_vocab") and name not in ours.heads:
-            if ours.family.startswith("gemma") or config.get("scale_embedding"):
+            if family.startswith("gemma") or config.get("scale_embedding"):
                 out[name] = math.sqrt(old[1] / theirs.tensors[name].layout.shape(theirs.sizes)[1])
         elif name in ours.heads and words == ["|residual|"] and _reads_embedding(ours):
             out |= dict.fromkeys((name, name.removesuffix("weight") + "bias"), old[0] / new[0])
