@@ -17,7 +17,7 @@ from symfuse.architectures import ARCHITECTURES
 from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, TensorInfo, scan
-from symfuse.io.installed import class_config, meta_module, quiet
+from symfuse.io.installed import Installed, class_config, meta_module, quiet
 from symfuse.io.live import aliases, class_prefix, names_in_memory
 from symfuse.messages import first_line, some
 from symfuse.model import Model
@@ -200,10 +200,12 @@ def _transformers_module(
 
 def _widen(module: torch.nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """In float64 also the parameters that a class makes in float32, whatever is asked for (of XLNet; the quantizer of
-    wav2vec 2.0): their numbers as the file has them."""
-    for name, parameter in module.named_parameters() if dtype == torch.float64 else ():
-        if parameter.dtype != dtype and name in weights:
-            parameter.data = weights[name].to(dtype)
+    wav2vec 2.0; routers of Nemotron-H): their numbers as the file has them."""
+    narrow = {name: p for name, p in module.named_parameters() if p.dtype != dtype} if dtype == torch.float64 else {}
+    known = Installed(module) if narrow else None
+    for file in weights if known else ():
+        if (name := known.name(file)) in narrow:
+            narrow[name].data = weights[file].to(dtype)
 
 
 @contextmanager
