@@ -87,7 +87,7 @@ def with_types(checks: Callable[..., Any], plain: Callable[..., Any]) -> Callabl
     first, frame = chain(repeat(checks, CALLS), repeat(plain)).__next__, sys._getframe
 
     def call(*args: Any, **options: Any) -> Any:
-        inside = frame(1).f_globals["__name__"].startswith("symfuse")
+        inside = frame(1).f_globals.get("__name__", "").startswith("symfuse")
         return (first() if inside else checks)(*args, **options)
 
     # Of the function's module, as it is itself: who looks for the line that called symfuse leaves it out.
