@@ -95,8 +95,8 @@ def digest(source: Source) -> Digest:
     axis and layer, so that `a.same(b)` names what two models share.
 
     It is taken of the canonical form, after rounding. `.margin` says how near a number was to the edge of its step, and
-    `.sure` how far the form is determined; a copy that was rounded again (moved in float32) has the same digest with a
-    chance that the page docs/rotations.md gives. Reads every tensor a few times, and no data.
+    `.sure` how far the form is determined; a copy that was rounded again, as one moved in float32, may have another
+    digest in some parts (docs/rotations.md). Reads every tensor a few times, and no data.
     Raises SymmetryError where values tie that orient an axis, UnknownArchitectureError without a declaration.
     """
     return digest_of(model_of(source))

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.linalg import hadamard as sylvester
 from torch import Tensor
 
 from symfuse.errors import OptionError, SymmetryError
@@ -31,6 +30,8 @@ def hadamard(n: int) -> Float[Tensor, "n n"] | None:
     The Kronecker product of Sylvester's matrix of a power of two with one of Paley's (1933), of order q + 1 for a prime
     q = 4k + 3, or 2 (q + 1) for a prime q = 4k + 1; of all that fit, that with the largest power of two.
     """
+    from scipy.linalg import hadamard as sylvester
+
     power = n & -n
     while power:
         if (core := _paley(n // power)) is not None:
