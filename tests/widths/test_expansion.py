@@ -52,11 +52,11 @@ FIRST = {
 EXACT = {"double": len(MODELS) - 28, "neurons": len(MODELS), "inside": 180, "queries": 75, "half": 85}
 
 ALIBI = {label for label in MODELS if label.startswith(("bloom", "mpt")) or "alibi" in label}
-SINES = {"marian", "marian-lm", "marian-lm-apart", "m2m-100-lm"}
+SINES = {"marian", "marian-lm", "marian-lm-apart", "m2m-100-lm", *(one for one in MODELS if one.startswith("xlnet"))}
 # What may not have twice of everything. (Of SCEPTR the features that are embedded would be other ones.)
 REASONS = re.compile("no exact map|no multiple of them|stays as it is|cannot be padded|nowhere narrower")
 SCANS = {"mamba2", "mamba2-lm", "bamba-lm", "granite-hybrid-lm", "granite-hybrid-dense"}
-REFUSED = ALIBI | SINES | SCANS | {"sceptr", "stablelm-normed"}
+REFUSED = ALIBI | SINES | SCANS | {"sceptr", "stablelm-normed", "wavlm-frames", "wavlm-ctc"}
 
 
 def outcome(way: str, label: str) -> str:

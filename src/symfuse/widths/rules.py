@@ -101,7 +101,7 @@ def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
     family, config = _part_of(shape, axis)
     if (
         family in ("t5", "mt5", "umt5")  # do not scale
-        or family.startswith(("gemma", "granite"))  # by a number of the config
+        or family.startswith(("gemma", "granite", "vaultgemma"))  # by a number of the config
         or (family == "gpt2" and config.get("scale_attn_weights") is False)
         or (family == "mpt" and (config.get("attn_config") or {}).get("softmax_scale") is not None)
     ):
@@ -149,7 +149,7 @@ def factors(shape: Shape) -> dict[str, float]:
         if old == new:
             continue
         if words[0] in ("vocab", "decoder_vocab") and name not in ours.heads:
-            if family.startswith("gemma") or config.get("scale_embedding"):
+            if family.startswith(("gemma", "vaultgemma")) or config.get("scale_embedding"):
                 out[name] = math.sqrt(old[1] / theirs.tensors[name].layout.shape(theirs.sizes)[1])
         elif name in ours.heads and words == ["|residual|"] and _reads_embedding(ours):
             out |= dict.fromkeys((name, name.removesuffix("weight") + "bias"), old[0] / new[0])

@@ -97,6 +97,13 @@ def _shape(model: Model, like: Model, pair: str) -> Shape:
             f"{pair}: in the sizes of the second the first would not have the same tensors with the same axes "
             f"({some(differ)}), as where a projection is left out, or positions turn whole heads; there is no exact map"
         )
+    for name in resolved.tensors:
+        atoms = own.tensors[name].layout.atoms
+        moved = any(own.axes[atom.name].group for atom in atoms if atom.name in own.axes)
+        if moved and [a.name for a in atoms] != [a.name for a in resolved.tensors[name].layout.atoms]:
+            raise IncompatibleError(
+                f"{pair}: {name} reads a size that no axis has, as of sines that the class makes; there is no exact map"
+            )
     axes = {name: replace(axis, size=resolved.axes[name].size) for name, axis in model.spec.axes.items()}
     tensors = dict(model.spec.tensors)
     for name, declared in tensors.items():
