@@ -226,7 +226,7 @@ def test_verify_on_text(models: Path) -> None:
 def test_distance(models: Path) -> None:
     found = data("relate", "a", "b")
     assert set(found) == {
-        "kind", "source", "anchor", "before", "after", "left", "relative", "cosine", "by_axis", "by_layer",
+        "kind", "relation", "source", "anchor", "before", "after", "left", "relative", "cosine", "by_axis", "by_layer",
         "by_layer_and_axis", "by_tensor", "seconds", "peak_memory",
     }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
@@ -411,7 +411,6 @@ BAD = [
     (5, "one is a bert, the other a gpt2", ["align", "a", "--to", "gpt2", "-o", "out"]),
     (5, "one is a bert, the other a gpt2", ["merge", "a", "gpt2", "-o", "out"]),
     (5, "hidden sizes", ["merge", "a", "wide", "-o", "out", "--align", "all"]),
-    (5, "hidden sizes", ["relate", "a", "wide"]),
     (5, "the same outputs", ["verify", "a", "tagger"]),
     (2, "3 weights for 2 models", ["merge", "a", "b", "-o", "out", "--weights", "1,2,3"]),
     (2, "numbers separated by commas", ["merge", "a", "b", "-o", "out", "--weights", "1;2"]),
@@ -654,7 +653,7 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
     assert set(main.commands) == {
         "inspect", "align", "verify", "relate", "merge", "methods", "check", "extract-lora", "demo", "barrier",
-        "collect", "evaluate", "landscape", "report", "rewrite", "suggest", "transport",
+        "collect", "evaluate", "landscape", "rebase", "report", "rewrite", "suggest", "transport",
     }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from symfuse.alignment.apply import move
@@ -189,6 +188,8 @@ def _nearest(instance: Instance, narrow: Model, wide: Model, elements: Mapping[s
                 others = others + ours @ theirs.mT
     total = plain + (others.abs() if signed else others)
     flat = total.reshape(-1, *total.shape[-2:])
+    from scipy.optimize import linear_sum_assignment
+
     index = [torch.as_tensor(linear_sum_assignment(one.numpy(), maximize=True)[1]) for one in flat]
     return torch.stack(index).reshape(total.shape[:-1])
 

@@ -102,7 +102,7 @@ def settled(model: Model, frame: Sequence[str]) -> Model:
 
 
 def _by(model: Model, alignment: Alignment) -> Model:
-    return Model(alignment.on(model), model.spec, model.notes)
+    return Model(alignment.on(model).replace(name=model.checkpoint.name), model.spec, model.notes)
 
 
 def _pair(source: Model, anchor: Model) -> Pair:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import ClusterNode, linkage, to_tree
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from symfuse.messages import SCHEMA, shown
@@ -60,6 +58,9 @@ class Relations:
     @cached_property
     def tree(self) -> str:
         """Average linkage of 1 − similarity, in Newick's format: `((a:0.01,b:0.01):0.3,c:0.31);`."""
+        from scipy.cluster.hierarchy import linkage, to_tree
+        from scipy.spatial.distance import squareform
+
         if len(self.models) < 2:
             return f"{_label(self.names[0])};"
         apart = 1 - np.clip(np.asarray(self.matrix), 0, 1)
@@ -67,7 +68,7 @@ class Relations:
         root: Any = to_tree(linkage(squareform(apart, checks=False), "average"))
         return f"{self._branch(root)};"
 
-    def _branch(self, node: ClusterNode) -> str:
+    def _branch(self, node: Any) -> str:
         if node.is_leaf():
             return _label(self.names[node.id])
         sides = ",".join(f"{self._branch(one)}:{node.dist - one.dist:.4g}" for one in (node.left, node.right))
