@@ -189,7 +189,7 @@ def relate(models: tuple[str, ...], quick: bool, axes: str, output: Path | None,
     reports.check_result(output, "distance", tuple(found))
     opened = [open_model(out, model).on(options["device"]) for model in found]
     if len(found) > 2:
-        _say_several(out, api.relate(opened[0], opened[1:], quick=quick))
+        _say_several(out, api.relate(opened[0], tuple(opened[1:]), quick=quick))
         return
     source, anchor = opened
     relation = api.relate(source, anchor, quick=quick)
