@@ -106,7 +106,7 @@ def test_models_that_were_made_apart_are_not_related(family: str) -> None:
         assert found.kind in (APART, UNRELATED)
         assert not found.verdict.related
         assert found.evidence is not None
-        assert found.evidence.log10_p == 0.0
+        assert found.evidence.log10_p > -3
 
 
 def test_a_change_of_one_bias_is_not_the_same_function() -> None:

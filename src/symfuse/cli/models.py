@@ -239,19 +239,19 @@ def relate(
     if len(found) < 2:
         raise OptionError(f"relate needs two models, or a folder of several; found {', '.join(found) or 'none'}")
     reports.check_result(output, "distance", tuple(found))
-    how = match_options(options, axes)
     opened = [open_model(out, model).on(options["device"]) for model in found]
     if len(found) > 2:
-        _say_several(out, api.relate(opened[0], opened[1:], quick=quick))
+        _say_several(out, api.relate(opened[0], tuple(opened[1:]), quick=quick))
         return
     source, anchor = opened
     relation = api.relate(source, anchor, quick=quick)
+    distance = None
+    if not quick and relation.kind != api.NOT_COMPARABLE and relation.one_shape:
+        alignment = matched(out, source, anchor, match_options(options, axes))
+        distance = api.relate(source, anchor, alignment).distance
     _say_relation(out, relation)
     document = {"kind": "relation", "relation": relation.to_dict()}
-    if not quick and relation.kind != api.NOT_COMPARABLE and relation.one_shape:
-        alignment = matched(out, source, anchor, how)
-        document = document | _distances(out, api.relate(source, anchor, alignment).distance, found)
-    finish(out, document, output)
+    finish(out, document | (_distances(out, distance, found) if distance else {}), output)
 
 
 def _say_relation(out: Output, relation: Relation) -> None:

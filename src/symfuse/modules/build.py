@@ -202,10 +202,11 @@ def _widen(module: torch.nn.Module, weights: Mapping[str, Tensor], dtype: torch.
     """In float64 also the parameters that a class makes in float32, whatever is asked for (of XLNet; the quantizer of
     wav2vec 2.0; routers of Nemotron-H): their numbers as the file has them."""
     narrow = {name: p for name, p in module.named_parameters() if p.dtype != dtype} if dtype == torch.float64 else {}
-    known = Installed(module) if narrow else None
-    for file in weights if known else ():
-        if (name := known.name(file)) in narrow:
-            narrow[name].data = weights[file].to(dtype)
+    if narrow:
+        known = Installed(module)
+        for file, tensor in weights.items():
+            if (name := known.name(file)) in narrow:
+                narrow[name].data = tensor.to(dtype)
 
 
 @contextmanager

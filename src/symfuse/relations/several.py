@@ -20,7 +20,9 @@ from symfuse.relations.moving import in_place, matched
 from symfuse.relations.relation import Relation
 from symfuse.relations.verdict import CUT, SAME_FUNCTION, SAME_WEIGHTS, WIDTH
 
-MERGED = 0.2  # of the distance to the nearest part, that a weighted mean of the parts may leave
+MERGED = (
+    0.2  # of the distance to the nearest part, that a weighted mean of the parts may leave; its weights are positive
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Relations:
             return None
         weights, left = mixture(self.models[number], [self.models[part] for part in parts], moved=moved)
         names = tuple(self.names[part] for part in parts)
-        return Merge(self.names[number], names, weights, left) if left <= MERGED else None
+        merged = left <= MERGED and min(weights) > 0  # of a mean each part is a combination of the others too
+        return Merge(self.names[number], names, weights, left) if merged else None
 
     __repr__, _repr_html_ = shown(
         lambda self: {
