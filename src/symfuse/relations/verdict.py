@@ -13,14 +13,14 @@ QUANTISED, PRUNED, CUT, WIDTH = "quantised copy", "pruned copy", "cut in layers"
 APART, UNRELATED, OTHER = "trained apart", "unrelated", "not comparable"
 RELATED = (SAME_WEIGHTS, SAME_FUNCTION, FINE_TUNE, QUANTISED, PRUNED, CUT, WIDTH)
 
-COSINE = 0.64  # of units, above which one model comes from the other: half-way, of 0.47 and 0.81 on the tuning half
+COSINE = 0.64  # of units, above which one model comes from the other: half-way, of 0.47 and 0.81 when tuning
 SURE = 0.90  # of units in place, above which nothing has to be matched
 CHANCE = 0.05  # agreement of matchings from disjoint tensors, up to which units have nothing in common
 MUCH = 0.8  # of |D| in place, that matching has to leave less of for two models to be in different bases
 ROUNDING = 1e-5  # |D| / |B| that rounding to float32 explains, after moving
 ALL = 0.9  # of the matrices: what differs in so many, differs in all
-NOISE = 2.0  # `Change.edge`, up to which a difference is noise, as of rounding to a grid: half-way, of 1.71 and 2.28
-ZEROS = 0.13  # the share of entries that are nearly 0 in one model alone: half-way, of 0.02 and 0.24
+NOISE = 2.0  # `Change.edge`, up to which a difference is noise, as of rounding: half-way, of 1.71 and 2.28
+ZEROS = 0.13  # share of entries that are nearly 0 in one model alone: half-way, of 0.02 and 0.24
 LOW_RANK = 0.34  # `Change.rank` over its largest, up to which a difference is called low-rank
 
 
