@@ -166,7 +166,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["models"][0]["notes"] == ["fold_norms first"]
     assert not data("relate", "a", "c", "--digest")["equal"]
     assert "determined to" in run("relate", "a", "--digest").output
-    assert "relate needs two models A and B, or --digest" in run("relate", "a").output
+    assert "relate needs two models, or a folder of several; found a" in run("relate", "a").output
     assert "use --json instead of -o" in run("relate", "a", "--digest", "-o", "x").output
     order = canonical_order(Model.of(symfuse.open("a")))
     assert not order.loose

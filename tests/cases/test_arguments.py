@@ -55,7 +55,7 @@ def valid(pair: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
         "source": a, "to": b, "sources": [a, b], "a": a, "b": b, "before": a, "after": b, "models": {"a": a, "b": b},
         "loss": lambda _module: 1.0, "alignment": symfuse.match(a, to=b, axes="ffn"), "recipe": {}, "model": a,
         "name": None, "data": memory(a), "thing": "adapter", "runs": ["run"], "output": "page.html",
-        "rewrites": ["untie"], "finetuned": a, "base": b,
+        "rewrites": ["untie"], "finetuned": a, "base": b, "finetune": a, "onto": b,
     }  # fmt: skip
 
 

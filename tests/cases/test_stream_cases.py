@@ -104,7 +104,7 @@ def test_c45_a_flipped_relu_neuron_is_not_flipped_back() -> None:
 def test_c47_models_of_other_activations_are_not_aligned(ours: str, theirs: str) -> None:
     a = of("BertForMaskedLM", "BertConfig", TEXT, hidden_act=ours)()
     b = a.replace(config=a.config | {"hidden_act": theirs})
-    for verb in (api.match, api.relate, lambda x, y: api.align([x, y])):
+    for verb in (api.match, lambda x, y: api.relate(x, y).distance, lambda x, y: api.align([x, y])):
         with pytest.raises(IncompatibleError, match=r"hidden_act|activation"):
             verb(a, b)
 
@@ -161,7 +161,7 @@ def vision(size: int, seed: int = 0) -> Checkpoint:
 
 def test_c56_other_numbers_of_positions_are_refused() -> None:
     pair = [vision(16), vision(24, seed=1)]
-    for verb in (api.match, api.relate, lambda a, b: api.merge([a, b])):
+    for verb in (api.match, lambda a, b: api.relate(a, b).distance, lambda a, b: api.merge([a, b])):
         with pytest.raises(IncompatibleError, match="numbers of positions differ: 5 and 10"):
             verb(*pair)
 

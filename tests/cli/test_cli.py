@@ -411,6 +411,7 @@ BAD = [
     (5, "one is a bert, the other a gpt2", ["align", "a", "--to", "gpt2", "-o", "out"]),
     (5, "one is a bert, the other a gpt2", ["merge", "a", "gpt2", "-o", "out"]),
     (5, "hidden sizes", ["merge", "a", "wide", "-o", "out", "--align", "all"]),
+    (5, "hidden sizes", ["relate", "a", "wide"]),
     (5, "the same outputs", ["verify", "a", "tagger"]),
     (2, "3 weights for 2 models", ["merge", "a", "b", "-o", "out", "--weights", "1,2,3"]),
     (2, "numbers separated by commas", ["merge", "a", "b", "-o", "out", "--weights", "1;2"]),

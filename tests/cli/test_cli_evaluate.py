@@ -301,6 +301,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (2, "measured without alignment", ["landscape", "a", "b", "c", *PLANE, "--align", "ffn"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "1e300"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "nan"]),
+    (5, "hidden sizes", ["relate", "a", "wide"]),
 ]
 
 

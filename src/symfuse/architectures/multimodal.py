@@ -161,7 +161,7 @@ def idefics3(c: Config, both: Family) -> Family:
     return both.plus(axes=_patches(c.size("scale_factor", 2)), tensors=maps)
 
 
-def patches_of(ratio: float, key: str) -> dict[str, Axis]:
+def patches_of(ratio: float | int, key: str) -> dict[str, Axis]:
     """Those of a square that images are reduced by, by that ratio of its side; SpecError if it is none."""
     if not 1e-3 < ratio <= 1:
         raise SpecError(f"config.json: {key} is {ratio}, expected a number above 0, up to 1")

@@ -21,7 +21,7 @@ from symfuse.cli.app import (
     open_model,
 )
 from symfuse.cli.results import finish, result_option
-from symfuse.errors import CheckpointError, OptionError
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
@@ -245,8 +245,10 @@ def relate(
         return
     source, anchor = opened
     relation = api.relate(source, anchor, quick=quick)
+    if relation.kind == api.NOT_COMPARABLE:
+        raise IncompatibleError("; ".join(relation.verdict.details))
     distance = None
-    if not quick and relation.kind != api.NOT_COMPARABLE and relation.one_shape:
+    if not quick and relation.one_shape:
         alignment = matched(out, source, anchor, match_options(options, axes))
         distance = api.relate(source, anchor, alignment).distance
     _say_relation(out, relation)
