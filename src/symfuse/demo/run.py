@@ -1,9 +1,10 @@
-"""The demo: three real cases, from an everyday pair to one that this version does not solve.
+"""The demo: four real cases, from an everyday pair to one that this version does not solve.
 
 1. A sentence encoder and its fine-tune: nearly aligned already, so alignment must change little and cost little.
 2. The same model, transformed by random elements of all its symmetries: its average with the original is useless, and
    alignment recovers it.
-3. Two independently trained models with a post-norm residual stream: functions are preserved exactly, but these
+3. The fine-tune, hidden by random elements, is recognised as one of the base; what it changed is moved onto another base.
+4. Two independently trained models with a post-norm residual stream: functions are preserved exactly, but these
    symmetries alone do not connect the models, as the demo prints.
 """
 
@@ -32,13 +33,14 @@ from symfuse.output import Output
 T = TypeVar("T")
 SEED = 0
 MOVED = ("qk", "v", "ffn")  # the axes that are matched, and transformed in the planted case
+HIDDEN = (*MOVED, "h")  # those that hide a model: also the order of heads
 PLANTED = ("MiniLM", "planted average", "planted, aligned average")
 POINTS, STEPS = 11, 11  # of barriers, and a side of the landscape
 SCEPTR_PAIR = ("SCEPTR_dropout_noise_only", "SCEPTR_MLM_only")
 
 
 def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse-demo.html")) -> dict[str, Any]:
-    """Run all three cases, and write their page to `target`. work: the folder for models (default: a temporary one,
+    """Run all four cases, and write their page to `target`. work: the folder for models (default: a temporary one,
     removed at the end)."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if work is None else work
@@ -51,12 +53,13 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
         data: dict[str, Any] = {
             "everyday": _everyday(out, folder),
             "planted": _planted(out, folder),
+            "hidden": _hidden(out, folder),
             "hard": _hard(out, folder),
         }
         _summary(out, data)
         runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
         data["page"] = str(reports.report(runs, target, title="symfuse demo")[0].resolve())
-        out.say(f"the page of all three, for a browser: {data['page']}")
+        out.say(f"the page of three of them, for a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
         out.say(f"done in {data['seconds']:.0f} s. To continue with the same two models (--work keeps the demo's own):")
         out.say(f"  symfuse inspect {packages.minilm_finetuned()}")
@@ -147,8 +150,41 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _hidden(out: Output, work: Path) -> dict[str, Any]:
+    out.say("\n3. The hidden fine-tune: the one of case 1, transformed at random; and what it changed, on another base")
+    base = open_checkpoint(packages.minilm(), name="MiniLM")
+    tuned = open_checkpoint(packages.minilm_finetuned(), name="fine-tune")
+    spec = api.declare(base)
+    hidden = random_alignment(spec, SEED + 1, axes=HIDDEN)(tuned).replace(name="hidden fine-tune")
+    apart = [open_checkpoint(receptors.convert(name), name=name) for name in SCEPTR_PAIR]
+    verdicts = {}
+    for one, other in ((tuned, base), (hidden, base), (apart[0], apart[1])):
+        relation = api.relate(one, other)
+        verdict, seconds = _timed(lambda relation=relation: relation.verdict)
+        verdicts[one.name] = {**verdict.to_dict(), "seconds": seconds}
+        out.say(f"{one.name} and {other.name}: {verdict} ({seconds:.0f} s)")
+
+    onto = random_alignment(spec, SEED + 2, axes=HIDDEN)(base).replace(name="moved MiniLM")
+    rebased, seconds = _timed(lambda: api.rebase(tuned, base, onto, prove=True))
+    assert rebased.verified is not None  # of a base that is MiniLM moved
+    models = {
+        "fine-tune": packages.minilm_finetuned(),
+        "moved MiniLM": onto.save(work / "onto", overwrite=True),
+        "plain difference": api.merge(
+            [onto, tuned, base], method="linear", weights=[1, 1, -1], parameters={"normalize": False}
+        ).save(work / "plain-difference", overwrite=True),
+        "rebased": rebased.save(work / "rebased", overwrite=True),
+    }
+    out.say(
+        f"rebased in {seconds:.1f} s: {rebased.expect}; its outputs equal the fine-tune's to {rebased.verified.worst:.0e}"
+    )
+    scores = {label: _sentence_scores(folder) for label, folder in models.items()}
+    _sentence_table(out, scores)
+    return {"verdicts": verdicts, "rebased": rebased.verified.worst, "seconds": seconds, "scores": scores}
+
+
 def _hard(out: Output, work: Path) -> dict[str, Any]:
-    out.say(f"\n3. The hard pair: {SCEPTR_PAIR[0]} and {SCEPTR_PAIR[1]}, trained independently, post-norm")
+    out.say(f"\n4. The hard pair: {SCEPTR_PAIR[0]} and {SCEPTR_PAIR[1]}, trained independently, post-norm")
     a, b = (open_checkpoint(receptors.convert(name), name=name) for name in SCEPTR_PAIR)
     tokens = receptors.tokens(a.config)
     masked, targets = receptors.mask(tokens)
@@ -251,7 +287,7 @@ def _sentence_table(out: Output, scores: Mapping[str, Mapping[str, float]]) -> N
 
 
 def _summary(out: Output, data: Mapping[str, Any]) -> None:
-    easy, planted, hard = data["everyday"], data["planted"], data["hard"]
+    easy, planted, hidden, hard = (data[case] for case in ("everyday", "planted", "hidden", "hard"))
     near, far = planted["relative_distance"]
     columns = ["case", "function changed by", "distance left", "quality: model / average / aligned", "matching"]
     rows = [
@@ -268,6 +304,13 @@ def _summary(out: Output, data: Mapping[str, Any]) -> None:
             f"{far / near:.0e}",
             "same neighbour " + _triple({k: {"": v} for k, v in planted["same_neighbour"].items()}, "", *PLANTED),
             f"{planted['match_seconds']:.1f} s",
+        ],
+        [
+            "rebased",
+            f"{hidden['rebased']:.0e}",
+            "-",
+            "MRR, trained " + _triple(hidden["scores"], "mrr_trained", "fine-tune", "plain difference", "rebased"),
+            f"{hidden['seconds']:.1f} s",
         ],
         [
             "hard",
