@@ -3,7 +3,7 @@
 1. A sentence encoder and its fine-tune: nearly aligned already, so alignment must change little and cost little.
 2. The same model, transformed by random elements of all its symmetries: its average with the original is useless, and
    alignment recovers it.
-3. The fine-tune, hidden by random elements, is recognised as one of the base; what it changed is moved onto another base.
+3. The fine-tune, hidden by random elements, is recognised; what it changed is moved onto another base.
 4. Two independently trained models with a post-norm residual stream: functions are preserved exactly, but these
    symmetries alone do not connect the models, as the demo prints.
 """
@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,27 +161,23 @@ def _hidden(out: Output, work: Path) -> dict[str, Any]:
     verdicts = {}
     for one, other in ((tuned, base), (hidden, base), (apart[0], apart[1])):
         relation = api.relate(one, other)
-        verdict, seconds = _timed(lambda relation=relation: relation.verdict)
+        verdict, seconds = _timed(partial(getattr, relation, "verdict"))
         verdicts[one.name] = {**verdict.to_dict(), "seconds": seconds}
         out.say(f"{one.name} and {other.name}: {verdict} ({seconds:.0f} s)")
 
     onto = random_alignment(spec, SEED + 2, axes=HIDDEN)(base).replace(name="moved MiniLM")
     rebased, seconds = _timed(lambda: api.rebase(tuned, base, onto, prove=True))
     assert rebased.verified is not None  # of a base that is MiniLM moved
-    models = {
-        "fine-tune": packages.minilm_finetuned(),
-        "moved MiniLM": onto.save(work / "onto", overwrite=True),
-        "plain difference": api.merge(
-            [onto, tuned, base], method="linear", weights=[1, 1, -1], parameters={"normalize": False}
-        ).save(work / "plain-difference", overwrite=True),
-        "rebased": rebased.save(work / "rebased", overwrite=True),
-    }
-    out.say(
-        f"rebased in {seconds:.1f} s: {rebased.expect}; its outputs equal the fine-tune's to {rebased.verified.worst:.0e}"
-    )
+    plain = api.merge([onto, tuned, base], weights=[1, 1, -1], parameters={"normalize": False})
+    models = {"fine-tune": packages.minilm_finetuned()}
+    for label, model in {"moved MiniLM": onto, "plain difference": plain, "rebased": rebased.checkpoint}.items():
+        models[label] = work / label.replace(" ", "-")
+        model.save(models[label], overwrite=True)
+    same = rebased.verified.worst
+    out.say(f"rebased in {seconds:.1f} s: {rebased.expect}; its outputs equal the fine-tune's to {same:.0e}")
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
     _sentence_table(out, scores)
-    return {"verdicts": verdicts, "rebased": rebased.verified.worst, "seconds": seconds, "scores": scores}
+    return {"verdicts": verdicts, "rebased": same, "seconds": seconds, "scores": scores}
 
 
 def _hard(out: Output, work: Path) -> dict[str, Any]:
