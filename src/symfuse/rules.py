@@ -23,6 +23,10 @@ FIRST = ("first_k_dense_replace", "num_dense_layers")
 GROUPED = {"attention_types": "attention_layers"}
 # Fields that may list something of each layer, whose names do not say so, and the parts whose layers they are.
 BY_LAYER = {"attention_window": ("", "encoder")}
+# Objects with the settings of a layer under its number.
+BY_NUMBER = ("per_layer_config",)
+# Objects with lists of numbers of layers, counted from one.
+FROM_ONE = {"linear_attn_config": ("full_attn_layers", "kda_layers")}
 # Fields by which a layer computes with its own number.
 NUMBERED = ("scale_attn_by_inverse_layer_idx",)
 
@@ -39,6 +43,9 @@ FRONT = re.compile(r"conv_layers$|parametrizations")  # no layers: the convoluti
 UNUSED = re.compile(
     r"drop|relative_attention_bias|rel_attn_embed"
 )  # in evaluation; and the table that the first layer holds for all layers
+
+SHARED = "num_kv_shared_layers"  # the number of last layers that read keys and values of others
+STORES = "store_full_length_kv"  # of layers whose keys and values these read: nothing does where there are none
 
 
 class Layer(NamedTuple):
@@ -114,7 +121,19 @@ def rearranged(config: Mapping[str, Any], stack: Stack) -> dict[str, Any]:
     for name, listed in GROUPED.items():
         if name in new and listed in new:
             new[name] = [[[kind], 1] for kind in new[listed]]
+    new |= dict(_numbered(new, firsts))
     return with_inside(config, stack.path, new | {stack.count: len(stack.layers)})
+
+
+def _numbered(config: Mapping[str, Any], firsts: Sequence[tuple[_LayerSettings, int]]) -> Iterator[tuple[str, Any]]:
+    """The objects of a config in which layers have numbers, for these layers."""
+    for name in (name for name in BY_NUMBER if config.get(name)):
+        settings = [(one.full.get(name) or {}).get(str(number)) for one, number in firsts]
+        yield name, {str(at): one for at, one in enumerate(settings) if one is not None}
+    for name in (name for name in FROM_ONE if config.get(name)):
+        kinds = [key for key in FROM_ONE[name] if key in config[name]]
+        are = {key: [number + 1 in inside(one.full, [name]).get(key, ()) for one, number in firsts] for key in kinds}
+        yield name, {**config[name], **{key: [at for at, is_in in enumerate(are[key], 1) if is_in] for key in kinds}}
 
 
 def _step(full: Mapping[str, Any], name: str) -> int:
@@ -171,6 +190,8 @@ def _without(config: Mapping[str, Any], stack: Stack, count: int, *kinds: type) 
     """The resolved config for that number of layers, without fields whose values have these types; empty if its class
     refuses it."""
     own = {name: value for name, value in inside(config, stack.path).items() if type(value) not in kinds}
+    own |= {name: {k: v for k, v in own[name].items() if k not in FROM_ONE[name]} for name in FROM_ONE if own.get(name)}
+    own = {name: value for name, value in own.items() if name not in BY_NUMBER}
     return inside(resolved(with_inside(config, stack.path, own | {stack.count: count})) or {}, stack.path)
 
 
@@ -242,9 +263,11 @@ def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, A
         return None
     config = _layer_settings(checkpoint.config, stack, depth)
     rules = [config.rule(number) for number in range(depth)]
+    shares = bool(config.full.get(SHARED))
     for where, layers in enumerate(_lists(module, stack, depth)):
         for rule, layer in zip(rules, layers, strict=True):
-            rule.update({f"{where}.{key}".removeprefix("0."): value for key, value in _facts(layer)})
+            facts = {f"{where}.{key}".removeprefix("0."): value for key, value in _facts(layer)}
+            rule.update({key: value for key, value in facts.items() if shares or not key.endswith(STORES)})
     return rules
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from contract import tiny
 from symfuse import api
 from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures.base import LAYERS
 from symfuse.errors import IncompatibleError, LayoutError, OptionError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.verification import compare, run
@@ -25,8 +26,10 @@ OTHER_PARTS = ("vision_tower", "multi_modal_projector")
 # Of these models the first layer is of another kind, which no field can say of another one, or of one behind others.
 REFUSED = dict.fromkeys(("modernbert", "modernbert-decoder"), ("interleaved", "cut"))
 REFUSED |= dict.fromkeys(
-    ("dots1", "deepseek_v2", "deepseek_v3", "sarvam_mla", "mistral4", "lfm2_moe"), ("interleaved",)
+    ("dots1", "deepseek_v2", "deepseek_v3", "sarvam_mla", "mistral4", "lfm2_moe", "afmoe"), ("interleaved",)
 )
+# Lists in modules of other things: convolutions before the layers, maps of the streams of AltUp.
+NO_LAYERS = ("conv_layers", "altup_projections", "altup_unembed_projections")
 # Which has no class that can be built from a config; and networks without a list of layers.
 WITHOUT = ("sceptr", "torchvision_resnet", "torch_sequential")
 LABELS = [label for label in tiny.MODELS if tiny.family(label) not in WITHOUT]
@@ -36,7 +39,7 @@ LABELS = [label for label in tiny.MODELS if tiny.family(label) not in WITHOUT]
 IN_PLACE = {
     "albert": r"layer \d of the output would not compute as layer \d",
     "jamba": r"layer \d of the output would not compute as layer \d",  # attention is in each so many layers
-    "esm": "has a part for each layer",
+    **dict.fromkeys(("esm", "gemma3n-lm", "gemma4-lm"), "has a part for each layer"),
     "wavlm-frames": "layer_weights: the stored shape",
     **dict.fromkeys(("minicpm3", "diffllama"), r"layer \d of the output would not compute as layer \d"),
     "resnet": "the tensors are not those of resnet",
@@ -52,7 +55,7 @@ def stacks(module: nn.Module) -> dict[str, nn.ModuleList]:
     found: dict[str, nn.ModuleList] = {}
     for name, part in module.named_modules():
         inner = any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(part, nn.ModuleList) and len(part) > 1 and not inner and not name.endswith("conv_layers"):
+        if isinstance(part, nn.ModuleList) and len(part) > 1 and not inner and not name.endswith(NO_LAYERS):
             found[name] = part
     return found
 
@@ -90,7 +93,7 @@ def reordered(module: nn.Module, orders: Orders) -> nn.Module:
             if config is not getattr(owner, "config", config):
                 continue
             if len(orders) == 1:
-                config.num_hidden_layers = len(order)
+                setattr(config, next((n for n in LAYERS if n in vars(config)), "num_hidden_layers"), len(order))
             if numbers := getattr(config, "attn_layer_indices", None):
                 config.attn_layer_indices = [new for new, at in enumerate(order) if at in numbers]
             for field in ("layer_types", "layer_rope_theta"):
@@ -150,7 +153,8 @@ def kinds() -> list[Any]:
 
 # Whose layers are of several kinds, beside the first of each family.
 ALSO = {
-    "gemma2-lm", "gemma3-lm", "smollm3-question", "qwen2-mixture-dense", "qwen3-mixture-lm", "t5-lm", "beit-shared",
+    "gemma2-lm", "gemma3-lm", "gemma4-mixture-lm", "smollm3-question", "qwen2-mixture-dense", "qwen3-mixture-lm",
+    "t5-lm", "beit-shared",
 }  # fmt: skip
 
 
@@ -171,3 +175,12 @@ def test_layers_compute_what_they_did(label: str, kind: str) -> None:
     assert max(compare(case.outputs, expected).values()) > 1e-3  # the order matters
     found = run(tiny.real(merged(case.checkpoint, orders)), case.inputs)
     assert max(compare(expected, found).values()) <= case.exact
+
+
+def test_numbers_of_layers_counted_from_one_are_written() -> None:
+    """Published files of Kimi Linear have no list of types, but these numbers."""
+    checkpoint = tiny.case("kimi-linear-lm").checkpoint
+    config = {key: value for key, value in checkpoint.config.items() if not key.endswith("layer_types")}
+    found = merged(checkpoint.replace(config=config), {"model.layers": [1, 0, 1]}).config
+    assert found["layer_types"] == ["full_attention", "linear_attention", "full_attention"]
+    assert found["linear_attn_config"] == config["linear_attn_config"] | {"full_attn_layers": [1, 3], "kda_layers": [2]}

@@ -15,6 +15,7 @@ from contract.tiny import case, moving, randomise, real
 from symfuse.io import Checkpoint
 from symfuse.model import Model
 from symfuse.spec import BEHIND, Instance
+from symfuse.verification.outputs import widened
 
 # Before the names of such a layer, and other names where files of a family have it apart.
 BEHIND_OTHERS, APART = "model.layers.2.", "mtp.layers.0."
@@ -92,10 +93,11 @@ def test_a_layer_behind_the_last_one_follows_the_stream(label: str, at: str) -> 
 
     rng = torch.Generator().manual_seed(5)
     embeds, hidden = (torch.randn(2, 7, 24, generator=rng, dtype=torch.float64) for _ in range(2))
-    turned = main.model.rotary_emb(hidden, torch.arange(7)[None])
+    with torch.no_grad(), widened():
+        turned = main.model.rotary_emb(hidden, torch.arange(7)[None])
 
     def run(checkpoint: Checkpoint, *streams: Tensor) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), widened():
             out: Tensor = filled(layer, checkpoint, at)(*streams, turned, None, None, None)
         return out
 

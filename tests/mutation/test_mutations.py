@@ -289,5 +289,5 @@ def test_every_family_is_mutated() -> None:
     others = {family(label) for label in ALL if ARCHITECTURES[family(label)].declare not in declared}
     assert others == {
         *("blenderbot-small", "mt5"),  # declared as bart, with other positions; and as t5
-        *("data2vec-text", "data2vec-vision", "unispeech", "unispeech-sat"),  # as roberta, beit and wav2vec2 twice
+        *("data2vec-text", "unispeech", "unispeech-sat"),  # as roberta, and as wav2vec2 twice
     }

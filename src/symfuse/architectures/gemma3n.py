@@ -22,8 +22,8 @@ Axes = Mapping[str, Axis]
 Places = Mapping[str, str]
 LAYER = decoder.LAYER
 OWN = {
-    "embed_tokens_per_layer.weight": "words (layers own_ffn)",
-    "per_layer_model_projection.weight": "(layers own_ffn) residual*",
+    "embed_tokens_per_layer.weight": "words (l own_ffn)",
+    "per_layer_model_projection.weight": "(l own_ffn) residual*",
     "per_layer_projection_norm.weight": "|own_ffn|",
     LAYER + "per_layer_input_gate.weight": "|own_ffn| residual*",
     LAYER + "per_layer_projection.weight": "residual own_ffn*",
@@ -97,7 +97,7 @@ def _family(c: Config, ffn: int, attention: Axes) -> Family:
     if not size:
         return family
     words = Axis(c.size("vocab_size_per_layer_input", 262144))
-    own = {"own_ffn": Axis(size, Signed(), why=GATED_INPUTS), "layers": Axis(c.num_hidden_layers), "words": words}
+    own = {"own_ffn": Axis(size, Signed(), why=GATED_INPUTS), "words": words}
     return family.plus(axes=own, tensors=OWN)
 
 

@@ -137,7 +137,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero. A module in float64 is run in float64 throughout (`_Widened`)."""
     wide = any(parameter.dtype == torch.float64 for parameter in module.parameters())
-    with torch.inference_mode(), _widened() if wide else nullcontext():
+    with torch.inference_mode(), widened() if wide else nullcontext():
         out = by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
@@ -154,7 +154,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 @contextmanager
-def _widened() -> Iterator[None]:
+def widened() -> Iterator[None]:
     """As `_Widened`, with float64 as torch's default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
