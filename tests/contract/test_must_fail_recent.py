@@ -10,6 +10,9 @@ from contract.test_must_fail_decoders import larger
 from contract.test_must_fail_latent import with_layouts
 from contract.tiny import case, moving
 from symfuse.groups import Group, Invertible, Orthogonal, Permutation, Phase, Scaling, Signed, SignedMonomial
+from symfuse.matching.problem import rotatable
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,11 @@ def test_the_halves_of_a_layer_of_longcat_have_elements_of_their_own() -> None:
     this = case("longcat-lm")
     g = moving(this.spec, 1, {"q_latent", "dense_ffn"})
     assert {i.index for i in g.elements if i.axis == "dense_ffn"} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_longcat_gains_before_experts_that_put_out_what_they_read_are_not_folded() -> None:
+    """They would put it out without the gain."""
+    this = case("longcat-lm")
+    model = Model.of(this.checkpoint)
+    assert this.error(canonical(model, rotatable(model.spec)).checkpoint) < this.exact
+    assert not any("post_attention" in gain for gain in model.spec.reads)

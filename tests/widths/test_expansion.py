@@ -49,14 +49,15 @@ FIRST = {
     "half": ["gpt2-lm", "vit-classification", "llama-lm", "olmo-base"],
 }  # fmt: skip
 # In how many models each way is exact, at the least: of the others configs cannot be, or symfuse refuses them.
-EXACT = {"double": len(MODELS) - 28, "neurons": len(MODELS), "inside": 180, "queries": 75, "half": 85}
+EXACT = {"double": len(MODELS) - 28, "neurons": len(MODELS), "inside": 349, "queries": 75, "half": 85}
 
 ALIBI = {label for label in MODELS if label.startswith(("bloom", "mpt")) or "alibi" in label}
 SINES = {"marian", "marian-lm", "marian-lm-apart", "m2m-100-lm", *(one for one in MODELS if one.startswith("xlnet"))}
 # What may not have twice of everything. (Of SCEPTR the features that are embedded would be other ones.)
 REASONS = re.compile("no exact map|no multiple of them|stays as it is|cannot be padded|nowhere narrower")
 SCANS = {"mamba2", "mamba2-lm", "bamba-lm", "granite-hybrid-lm", "granite-hybrid-dense"}
-REFUSED = ALIBI | SINES | SCANS | {"sceptr", "stablelm-normed", "wavlm-frames", "wavlm-ctc"}
+ROOTS = {"gemma3n-lm", "gemma4-lm", "gemma4-mixture-lm"}
+REFUSED = ALIBI | SINES | SCANS | ROOTS | {"sceptr", "stablelm-normed", "wavlm-frames", "wavlm-ctc"}
 
 
 def outcome(way: str, label: str) -> str:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from contract.tiny import Case, case, real
 from symfuse.architectures import resolve
+from symfuse.groups import Part
 from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
-from symfuse.spec import Instance
+from symfuse.spec import Instance, Layout
 from symfuse.verification import compare, run
 from symfuse.widths import Widening
 
@@ -94,16 +95,24 @@ def error(found: Case, wide: Model, maps: Mapping[Instance, Widening]) -> float:
     goes there by the map of its axis, and normalised again if it was."""
     fields = [dict(found.inputs), dict(found.outputs)]
     for name, layout in found.spec.outputs.items():
-        (atom,) = layout.atoms
-        widening = maps.get(found.spec.instance(atom.name, {}))
+        at, axis, part = _features(layout)
+        widening = maps.get(found.spec.instance(axis, {}))
         for values in fields if widening is not None else []:
             if name in values:
-                values[name] = _wider(widening, values[name], atom.variance.value)
+                units = values[name].movedim(at, -1).unflatten(-1, (-1, found.spec.sizes[axis]))
+                values[name] = _wider(widening, units, part).flatten(-2).movedim(-1, at)
     return max(compare(fields[1], run(real(wide.checkpoint), fields[0])).values())
 
 
-def _wider(widening: Widening, values: Tensor, part: str) -> Tensor:
-    out = widening.act(values.movedim(-1, 0), 0, part).movedim(0, -1)  # type: ignore[arg-type]
+def _features(layout: Layout) -> tuple[int, str, Part]:
+    """The dimension of the features, from the end, their axis and its variance: (blocks residual), residual 1 1."""
+    wide = [(at, atoms) for at, node in enumerate(layout.dims) if (atoms := Layout((node,)).atoms)[0].name != "1"]
+    ((at, atoms),) = wide
+    return at - len(layout.dims), atoms[-1].name, atoms[-1].variance.value
+
+
+def _wider(widening: Widening, values: Tensor, part: Part) -> Tensor:
+    out = widening.act(values.movedim(-1, 0), 0, part).movedim(0, -1)
     norm = values.norm(dim=-1, keepdim=True)
     if torch.allclose(norm, torch.ones_like(norm)):
         return out / out.norm(dim=-1, keepdim=True)

@@ -1,5 +1,6 @@
 """LongCat-Flash: in each layer two attentions and two feed-forwards in turn, and beside the second half of it experts,
-which read what the first half attends to. Some of the experts put out what they read."""
+which read what the first half attends to. Some of the experts put out what they read, with the gain of its norm: then
+the norms of the stream cannot be folded."""
 
 from __future__ import annotations
 
@@ -41,4 +42,7 @@ def longcat_flash(c: Config) -> Family:
     axes |= {"e": Axis(c.n_routed_experts, Permutation(), ("l",)), "neurons": Axis(c.expert_ffn_hidden_size, why=STAY)}
     first = (*(f"layers.{{l}}.mlps.0.{one}_proj.weight" for one in ("gate", "up")), ROUTER + ".weight")
     reads = {BEFORE_EXPERTS: (*first, decoder.MLP + "experts.gate_up_proj")}
-    return family.plus(axes=axes, tensors=EXPERTS, reads=reads, stacks=stacks_of())
+    family = family.plus(axes=axes, tensors=EXPERTS, reads=reads, stacks=stacks_of())
+    if axes["same"].size:  # these write what the gain has scaled to the stream: it cannot go into the readers
+        return replace(family, reads={gain: r for gain, r in family.reads.items() if "_a_layernorm" in gain})
+    return family

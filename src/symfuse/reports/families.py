@@ -28,12 +28,13 @@ def _family(model_type: str) -> dict[str, Any]:
     axes = [_axis(name, axis) for name, axis in _used(declared).items()]
     free = {rule.axis for rule in declared.shifts if rule.into is None}
     folded = {rule.axis for rule in declared.shifts if rule.into is not None}
+    stream = any("residual" in declared.tensors.get(gain, "") for gain in declared.reads)
     return {
         "family": model_type,
         "moved": [axis for axis in axes if axis["group"] is not None],
         "not_moved": [axis for axis in axes if axis["group"] is None],
         "biases": [*(["keys free"] if free else []), *(["values move on into the output"] if folded else [])],
-        "residual_once_folded": GROUPS[ONCE_FOLDED[declared.norm]].label if declared.reads else None,
+        "residual_once_folded": GROUPS[ONCE_FOLDED[declared.norm]].label if stream else None,
     }
 
 

@@ -65,12 +65,10 @@ def _fitted(large: Spec, small: Spec, instance: Instance, default: Widening, rea
         return default
     batch = large.batch_axes(instance.axis)
     rows, sizes = _written(large, instance, read, batch)
-    if normed(large, instance.axis):
-        return Duplication.of(_equal_groups(rows, n), n)
-    shape = rows.shape[:-2]
-    flat = [_clusters(one, n) for one in rows.reshape(-1, *rows.shape[-2:])]
-    index = torch.stack(flat).reshape(*shape, rows.shape[-2])
-    return Duplication(n, index, _shares(sizes, index, n))
+    even = bool(normed(large, instance.axis))
+    flat = [(_equal_groups if even else _clusters)(one, n) for one in rows.reshape(-1, *rows.shape[-2:])]
+    index = torch.stack(flat).reshape(rows.shape[:-1])
+    return Duplication.of(index, n) if even else Duplication(n, index, _shares(sizes, index, n))
 
 
 def _written(spec: Spec, instance: Instance, read: Read, batch: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,11 @@ def widenings(shape: Shape, small: Spec, large: Spec) -> dict[Instance, Widening
                 f"{pair}: axis {axis!r} has {n} units, and would have {m}: narrower while others are wider, or as they "
                 "were; what `expand` makes is nowhere narrower, what `compress` makes nowhere wider"
             )
+        if n != m and anatomy(axis) == "residual" and _part_of(shape, axis)[0].startswith(("gemma3n", "gemma4")):
+            raise IncompatibleError(
+                f"{pair}: axis {axis!r} has {n} units, and would have {m}; the router and the embeddings of layers are "
+                "scaled by the root of that size, which so stays as it is"
+            )
         if n != m or scale != 1.0:
             out[instance] = _widening(small, axis, n, m, scale, pair)
     return out
@@ -100,7 +105,7 @@ def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
     the root of the head size."""
     family, config = _part_of(shape, axis)
     if (
-        family in ("t5", "mt5", "umt5")  # do not scale
+        family in ("t5", "mt5", "umt5", "gpt_neo")  # do not scale
         or family.startswith(("gemma", "granite", "vaultgemma"))  # by a number of the config
         or (family == "gpt2" and config.get("scale_attn_weights") is False)
         or (family == "mpt" and (config.get("attn_config") or {}).get("softmax_scale") is not None)
@@ -138,19 +143,25 @@ def _head(spec: Spec, axis: str) -> int:
 
 
 def factors(shape: Shape) -> dict[str, float]:
-    """Factors of some tensors, by canonical name: of embeddings that the model multiplies by the root of the size of
-    its stream; and of the norm before a head that is always the embedding (DeBERTa v3), which cannot be untied and
-    would otherwise read all d' / d copies of each unit."""
+    """Factors of some tensors, by canonical name, of what the model multiplies by a number that follows from the size
+    of its stream: embeddings, by its root; heads of words, by its inverse (MiniCPM3); latents, by its root (LongCat).
+    And of the norm before a head that is always the embedding (DeBERTa v3), which cannot be untied and would otherwise
+    read all d' / d copies of each unit."""
     ours, theirs, (family, config) = shape.model.spec, shape.spec, _part_of(shape, "residual")
+    ratio = ours.sizes["residual"] / theirs.sizes["residual"] if "residual" in ours.sizes else 1.0
     out: dict[str, float] = {}
     for name, declared in ours.tensors.items():
         words = [str(atom) for atom in declared.layout.atoms]
         old, new = (declared.layout.shape(spec.sizes) for spec in (ours, theirs))
-        if old == new:
+        if family == "longcat_flash" and words[-1] in ("q_latent*", "kv_latent*"):
+            out[name] = math.sqrt(ratio)
+        elif old == new:
             continue
-        if words[0] in ("vocab", "decoder_vocab") and name not in ours.heads:
-            if family.startswith(("gemma", "vaultgemma")) or config.get("scale_embedding"):
+        elif words[0] in ("vocab", "decoder_vocab") and name not in ours.heads:
+            if family.startswith(("gemma", "vaultgemma")) or config.get("scale_embedding") or config.get("mup_enabled"):
                 out[name] = math.sqrt(old[1] / theirs.tensors[name].layout.shape(theirs.sizes)[1])
+        elif name in ours.heads and words[0] == "vocab" and family == "minicpm3":
+            out[name] = 1 / ratio
         elif name in ours.heads and words == ["|residual|"] and _reads_embedding(ours):
             out |= dict.fromkeys((name, name.removesuffix("weight") + "bias"), old[0] / new[0])
     return out
