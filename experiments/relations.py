@@ -138,7 +138,7 @@ other pair that is unrelated), and all figures below are of the half "report".
         wrong = [row for row in report if not _is_right(row)]
         of_kind = f"{len(wrong)} of {len(report)} pairs of the half that is reported"
         return [
-            Claim("models that come from each other are told from others (area under the curve 1.000)",
+            Claim("related models are separated from unrelated ones (area under the ROC curve 1.000)",
                   f"{area:.3f}", area == 1.0),
             Claim("no error of kind", of_kind, not wrong),
         ]  # fmt: skip

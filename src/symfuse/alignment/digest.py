@@ -1,9 +1,9 @@
 """The digest of a model up to its symmetries: a hash of its canonical form, by axis and layer.
 
 A number is hashed only after rounding, and a number on the edge of two steps rounds either way; so few numbers are
-taken of each part, and how far the nearest is from an edge is said. The numbers are the norm of a tensor's canonical
-form and inner products with fixed vectors on each axis; where an axis is ordered by the norms of its units, the vector
-is a smooth function of the norm, so that two units of nearly one norm may change places.
+taken of each part, and `Digest.margin` is the distance of the nearest from such an edge. The numbers are the norm of a
+tensor's canonical form and inner products with fixed vectors on each axis; where an axis is ordered by the norms of its
+units, the vector is a smooth function of the norm, so that two units of nearly one norm may change places.
 """
 
 from __future__ import annotations

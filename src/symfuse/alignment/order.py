@@ -50,9 +50,9 @@ Place = tuple[str, Occurrence]
 
 @dataclass(frozen=True)
 class Order:
-    """alignment: from the model to its canonical order. sizes: of each axis that is ordered by them, the norms of its
-    units, largest first, by which those that follow can be told [*b, n]. sure: how far each element is determined, as a
-    share: 0 for units, eigenvalues or entries that tie. loose: axes that no fixed axis reaches."""
+    """alignment: from the model to its canonical order. sizes: of each axis that is ordered by norms, the norms of its
+    units, largest first [*b, n]. sure: how far each element is determined, as a share: 0 for units, eigenvalues or
+    entries that tie. loose: axes that no fixed axis reaches."""
 
     alignment: Alignment
     sizes: Mapping[Instance, Tensor]
@@ -104,18 +104,28 @@ def by_size(model: Model, kept: Collection[str] = ()) -> Alignment:
 def untranslated(model: Model) -> Alignment:
     """The gauges that take from readers of norms what they may have any amount of, and then the translations that make
     biases zero that may have any value."""
-    spec = model.spec
-    gauges = {}
+    first = without_gauges(model)
+    read: Read = lambda name: model.read(name).double()  # noqa: E731
+    return without_free_biases(model.spec, lambda name: first.shift(name, read(name), read)) @ first
+
+
+def without_gauges(model: Model) -> Alignment:
+    """The gauges that take from readers of norms what these never put out."""
+    spec, gauges = model.spec, {}
     for name, gain in spec.gauges.items():
         along = model.read(name).double().movedim(spec.read_dim(name), -1) @ void(model.read(gain).double())
         gauges[name] = -along.reshape(spec.tensors[bias_of(name)].layout.shape(spec.sizes))
-    first = Alignment(spec, {}, gauges=gauges)
+    return Alignment(spec, {}, gauges=gauges)
+
+
+def without_free_biases(spec: Spec, read: Read) -> Alignment:
+    """The translations that make biases zero that may have any value. read: a bias by name, in float64."""
     shifts: dict[str, Tensor] = {}
     for rule in spec.shifts:
-        bias = first.shift(rule.bias, model.read(rule.bias).double(), lambda name: model.read(name).double())
+        bias = read(rule.bias)
         t = shifts.setdefault(rule.bias, torch.zeros_like(bias))
         _part(spec, rule, t).copy_(-_part(spec, rule, bias))
-    return Alignment(spec, {}, shifts) @ first
+    return Alignment(spec, {}, shifts)
 
 
 def _part(spec: Spec, rule: Shift, bias: Tensor) -> Tensor:

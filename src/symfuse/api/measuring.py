@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, Literal, overload
 
 import torch
@@ -35,7 +36,7 @@ from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.sources import Source, opened, opened_any, runnable
 from symfuse.model import Model
-from symfuse.relations import Relation, Relations, all_pairs
+from symfuse.relations import Relation, Relations
 
 Build = Callable[[Checkpoint], torch.nn.Module]
 
@@ -68,7 +69,7 @@ def relate(
         if alignment is not None:
             raise OptionError("an alignment is of two models; leave it out, or relate them one by one")
         models = [model_of(one) for one in (source, *to)]
-        pairs = {(i, j): _related(models[i], models[j], None, quick) for i, j in all_pairs(len(models))}
+        pairs = {(i, j): _related(models[i], models[j], None, quick) for i, j in combinations(range(len(models)), 2)}
         return Relations(tuple(models), pairs)
     return _related(model_of(source), model_of(to), alignment, quick)
 

@@ -141,12 +141,11 @@ def problem_of(
     return Problem(source, anchor, tuple(frame), axes_to_match, kept, by_instance, lineage, variants, auto)
 
 
-def alike_tied(source: Model, anchor: Model) -> list[Model]:
+def alike_tied(source: Model, anchor: Model) -> tuple[Model, Model]:
     """Both models, untied if only one of them is tied. (In encoder-decoders more than the head may be tied.)"""
-    models = [source, anchor]
-    if len({bool(tied_heads(model)) for model in models}) == 1:
-        return models
-    return [canonical(model, ("untie",)) for model in models]
+    if bool(tied_heads(source)) == bool(tied_heads(anchor)):
+        return source, anchor
+    return canonical(source, ("untie",)), canonical(anchor, ("untie",))
 
 
 def usual(

@@ -46,7 +46,7 @@ def fitted(source: Model, anchor: Model) -> Fitted:
             f"{source.name} is a {source.spec.family}, {anchor.name} a {anchor.spec.family}: models of different "
             "families have no axes in common"
         )
-    source, anchor = alike(source, anchor)
+    source, anchor = alike_tied(source, anchor)
     out = Fitted(source, anchor)
     sizes = [{a: n for a, n in one.spec.sizes.items() if one.declared and anatomy(a) in ("l", "ffn")} for one in
              (source, anchor)]  # fmt: skip
@@ -60,12 +60,6 @@ def fitted(source: Model, anchor: Model) -> Fitted:
         both = ", ".join(f"{axis} {sizes[0][axis]} and {sizes[1][axis]}" for axis in axes)
         raise IncompatibleError(f"{source.name} and {anchor.name} differ in size ({both}): {error}") from error
     return out
-
-
-def alike(source: Model, anchor: Model) -> tuple[Model, Model]:
-    """Both untied, if one is."""
-    one, other = alike_tied(source, anchor)
-    return one, other
 
 
 def _same_depth(pair: Fitted, axis: str) -> Fitted:
@@ -174,22 +168,20 @@ def _in_one_stream(narrow: Model, wide: Model) -> tuple[Model, Model, Mapping[st
 def _nearest(instance: Instance, narrow: Model, wide: Model, elements: Mapping[str, Element]) -> Tensor:
     """For each neuron of the narrow model the one of the wide model, no two the same, with the largest sum of cosines
     of their rows."""
+    from scipy.optimize import linear_sum_assignment
+
     signed = isinstance(narrow.spec.axes[instance.axis].group, Signed | SignedMonomial)
     plain, others = (torch.zeros(()) for _ in range(2))
     for name in (n for n in narrow.spec.movable[instance] if len(narrow.spec.tensors[n].layout.dims) > 1):
         y, x = move(narrow.spec, elements, name, narrow.read(name)), wide.read(name)
         for here, there in zip(*(one.spec.occurrences[name, instance.axis] for one in (narrow, wide)), strict=True):
-            ours, theirs = (
-                torch.nn.functional.normalize(at.unfold(t).float(), dim=-1) for at, t in ((here, y), (there, x))
-            )
+            ours, theirs = (_unit(at.unfold(t)) for at, t in ((here, y), (there, x)))
             if here.atom.variance is Variance.PLAIN:
                 plain = plain + ours @ theirs.mT
             else:
                 others = others + ours @ theirs.mT
     total = plain + (others.abs() if signed else others)
     flat = total.reshape(-1, *total.shape[-2:])
-    from scipy.optimize import linear_sum_assignment
-
     index = [torch.as_tensor(linear_sum_assignment(one.numpy(), maximize=True)[1]) for one in flat]
     return torch.stack(index).reshape(total.shape[:-1])
 

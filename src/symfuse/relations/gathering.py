@@ -21,7 +21,7 @@ from symfuse.stats import weight_moments
 
 BLOCK = 512  # units that are compared with all others at a time
 MOST = 4096  # units, above which margins and agreements are not computed
-SHARE = 0.99  # of |D|², by which its rank is said
+SHARE = 0.99  # of |D|²: the rank is the number of singular directions that have it
 NEAR = 0.2  # of the root mean square of a matrix: smaller entries are nearly 0
 GRIDS = (8, 4)  # bits
 BLOCKS = (0, 32, 64, 128)  # numbers that share a step on a grid; 0: a row

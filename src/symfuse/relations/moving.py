@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.alignment.apply import void
+from symfuse.alignment.order import without_free_biases, without_gauges
 from symfuse.errors import SymmetryError
 from symfuse.groups import Element, Group, Permutation, Signed
 from symfuse.matching.descent import ENOUGH, Sweeper
@@ -86,19 +86,10 @@ def settled(model: Model, frame: Sequence[str]) -> Model:
     """The same function in a frame, with what is free set to nothing: of weights the component along what a norm never
     puts out (`Spec.gauges`), and biases that may be translated (`Spec.shifts`). Applied to its own result it changes
     nothing, up to rounding."""
-    spec = model.spec
-    gauges = {}
-    for name, gain in spec.gauges.items():
-        n = void(model.read(gain).double())
-        gauges[name] = -torch.tensordot(model.read(name).double(), n, ([spec.read_dim(name)], [0]))
-    model = canonical(_by(model, Alignment(spec, {}, gauges=gauges)) if gauges else model, frame)
-    spec = model.spec
-    shifts: dict[str, Tensor] = {}
-    for rule in spec.shifts:
-        bias = model.read(rule.bias).double()
-        shift = shifts.setdefault(rule.bias, torch.zeros_like(bias))
-        spec.part(rule.bias, shift, rule.axis).view.copy_(-spec.part(rule.bias, bias, rule.axis).view)
-    return _by(model, Alignment(spec, {}, shifts)) if shifts else model
+    gauges = without_gauges(model)
+    model = canonical(_by(model, gauges) if gauges.gauges else model, frame)
+    shifts = without_free_biases(model.spec, lambda name: model.read(name).double())
+    return _by(model, shifts) if shifts.shifts else model
 
 
 def _by(model: Model, alignment: Alignment) -> Model:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from symfuse.matching.problem import alike_tied
 from symfuse.messages import SCHEMA, shown
 from symfuse.model import Model
-from symfuse.relations.fitting import alike
 from symfuse.relations.moving import in_place, matched
 from symfuse.relations.relation import Relation
 from symfuse.relations.verdict import CUT, SAME_FUNCTION, SAME_WEIGHTS, WIDTH
 
-MERGED = (
-    0.2  # of the distance to the nearest part, that a weighted mean of the parts may leave; its weights are positive
-)
+MERGED = 0.2  # of the distance to the nearest part, that a weighted mean of parts may leave; its weights are positive
 
 
 @dataclass(frozen=True)
@@ -125,14 +122,10 @@ class Relations:
         }  # fmt: skip
 
 
-def all_pairs(count: int) -> Iterator[tuple[int, int]]:
-    return combinations(range(count), 2)
-
-
 def mixture(model: Model, parts: Sequence[Model], *, moved: bool) -> tuple[tuple[float, ...], float]:
     """The weights of least squares of a model by others over all matrices, and what they leave, over the distance to
     the nearest of them. moved: after each is moved onto the model, in its frame."""
-    sides = [(matched if moved else in_place)(*alike(part, model)) for part in parts]
+    sides = [(matched if moved else in_place)(*alike_tied(part, model)) for part in parts]
     names = [n for n in sides[0].names if sides[0].anchor[n].ndim > 1 and all(n in side.names for side in sides)]
     gram = torch.zeros(len(parts), len(parts), dtype=torch.float64)
     cross, size = torch.zeros(len(parts), dtype=torch.float64), 0.0

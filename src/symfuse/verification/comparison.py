@@ -183,7 +183,7 @@ def verify(
     if runner is None and alignment is None:
         (before, one), (after, two) = _rounded(before, after), _rounded(after, before)
         notes += one + two
-    compared = _edits(before, after, alignment) if runner is None else None
+    pair, compared = _edits(before, after, alignment) if runner is None else (None, None)
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
     expected = [aligned(outputs, alignment) for outputs in bench.run(before)]
@@ -193,7 +193,7 @@ def verify(
         dtypes = _differing_dtypes(before, after, changed) | {dtype}
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     unread = bench.unread(edits, tolerance)
-    tensors = {} if compared is None else described(*_declared(before, after, alignment), compared)
+    tensors = {} if pair is None else described(*pair, edits)
     config, coverage = _deciding(before, after), bench.coverage()
     return Verification(errors, tolerance, bench.what, config, unread, coverage, tensors, notes=notes)
 
@@ -219,18 +219,17 @@ def _rounded(one: Checkpoint, other: Checkpoint) -> tuple[Checkpoint, tuple[str,
     return one.replace(tensors=Rewritten(one, rules)), (note,)
 
 
-def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
-    """How the tensors of both differ after the alignment; None where that is unknown: for an alignment that does not
-    fit the declaration, where only outputs are compared, and for models that are not of one declared family."""
+def _edits(
+    before: Checkpoint, after: Checkpoint, alignment: Alignment | None
+) -> tuple[tuple[Checkpoint, Checkpoint], dict[str, Changed]] | tuple[None, None]:
+    """Both with every tensor as it is declared, the second one under the names of the first, and how they differ after
+    the alignment. None where that is unknown: for an alignment that does not fit the declaration, where only outputs
+    are compared, and for models that are not of one declared family."""
     with suppress(IncompatibleError, SpecError):  # whether they run will show
-        return changes(*_declared(before, after, alignment))
-    return None
-
-
-def _declared(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> tuple[Checkpoint, Checkpoint]:
-    """Both with every tensor as it is declared, and the second one under the names of the first."""
-    source = as_declared(before if alignment is None else alignment(before))
-    return source, match_names(as_declared(after), source)[0]
+        source = as_declared(before if alignment is None else alignment(before))
+        pair = source, match_names(as_declared(after), source)[0]
+        return pair, changes(*pair)
+    return None, None
 
 
 def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:

@@ -81,11 +81,11 @@ def rounding_of(
             notes.append(f"{form}: {error}")
             continue
         values = {name: new.read(name) for name in linear_maps(new.spec)}
+        size = sum(float(w.square().sum()) for w in values.values())
         for count in bits:
             for group in groups:
                 low = {name: _in_rows(new.spec, name, w, count, group) for name, w in values.items()}
                 lost = sum(float((low[name] - w).square().sum()) for name, w in values.items())
-                size = sum(float(w.square().sum()) for w in values.values())
                 found = outputs(_with(new, low))
                 rows.append(Rounding(form, count, group, (lost / size) ** 0.5, _distance(exact, found)))
     return rows, notes
