@@ -19,6 +19,7 @@ import torch
 import symfuse
 from endurance.long_runs import Forks, contents, models, save_small
 from symfuse.errors import OutputError, SymfuseError
+from symfuse.io import target
 from symfuse.io.target import write_text
 
 REFUSALS = re.compile(r"out exists; choose another output|another run is writing this output: it holds the lock of")
@@ -159,6 +160,37 @@ def test_threads_that_replace_one_target(tmp_path: Path) -> None:
         assert all(isinstance(error, OutputError) and REFUSALS.search(str(error)) for error in errors)
         assert contents(tmp_path / "out") in expected
         assert {path.name for path in tmp_path.iterdir()} == {"out", "expected"}
+
+
+@pytest.mark.parametrize("between", ["listed", "looked into"])
+def test_a_target_that_is_replaced_while_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """The check sees the folder of one run, and while it looks at its files another run puts its own there."""
+    out, patched = tmp_path / "out", {"listed": "entries", "looked into": "others_than_model"}[between]
+    save_small(out, 0)
+    save_small(tmp_path / "newer", 1)
+    original, calls = getattr(target, patched), []
+
+    def replaced(folder: Path) -> list[Any]:
+        calls.append(folder)
+        if len(calls) > 1:
+            return original(folder)
+        found = original(folder) if between == "listed" else []
+        out.rename(tmp_path / "old")
+        if between == "listed":
+            return found  # and then its config.json is not there
+        (tmp_path / "newer").rename(out)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(target, patched, replaced)
+    target.check_target(out, overwrite=True)
+    assert calls
+    monkeypatch.undo()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(OutputError, match="not a model folder"):
+        target.check_target(tmp_path / "other", overwrite=True)
 
 
 @pytest.mark.parametrize("flags", [pytest.param([], marks=pytest.mark.slow), ["--resume"]], ids=["plain", "resume"])

@@ -49,7 +49,7 @@ def check_target(
             _require_apart(place, inputs)
             _require_new(place, overwrite)
         else:
-            _check(place, overwrite, inputs)
+            _check_unchanged(place, overwrite, inputs)
     except (OSError, ValueError) as error:  # a folder without permission, a NUL
         raise OutputError(f"{place} cannot be written: {error}") from error
 
@@ -133,6 +133,25 @@ class _NewFile:
             yield
         except OSError as error:
             raise OutputError(f"{self._target}: {self._what} cannot be written there ({error})") from error
+
+
+def _check_unchanged(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None:
+    """`_check`, again if another run replaced the folder meanwhile."""
+    while True:
+        before = _state(place)
+        try:
+            return _check(place, overwrite, inputs)
+        except (OSError, OutputError):
+            if _state(place) == before:
+                raise
+
+
+def _state(place: Path) -> tuple[int, ...]:
+    """Device, inode and time of the last change (also by renaming); empty if nothing is there."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        status = place.lstat()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+    return ()
 
 
 def _check(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None:
