@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 # One BLAS thread per process: symfuse runs its own workers. What is compiled is kept, also where the shell says otherwise:
 # else each worker, and each process that a test starts, compiles all of it anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: demo test test-slow check format table moved suggestions bench experiments clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/symfuse demo
 
 test: $(READY)
@@ -51,7 +52,13 @@ experiments: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $(READY)
+	touch $(READY) $(DEMO_READY)
+
+# What the demo needs, without test and development tools.
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo]"
+	touch $(DEMO_READY)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

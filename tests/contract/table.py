@@ -1,4 +1,4 @@
-"""Writes docs/families.md and the table of README.md: every architecture × symmetry × measured error.
+"""Writes docs/families.md: every architecture × symmetry × measured error.
 
     make table
 
@@ -10,7 +10,6 @@ translated; "value folded", value biases may be translated, and the output bias 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
@@ -87,23 +86,22 @@ def main() -> None:
         "Made by `make table`; do not edit. " + (__doc__ or "").split("\n\n")[-1].strip().replace("\n", " "),
         f"({versions})",
         "",
+        f"## By family: {len(short)} families, {len(full)} models",
+        "",
+        "The largest error over the classes of each family.",
+        "",
+        markdown(["model_type", "classes", *columns], short),
+        "",
+        "## By class",
+        "",
         markdown(["model", "class", *columns], full),
         "",
-        "Groups by axis:",
+        "## Groups by axis",
         "",
         *(f"- **{label}**: {groups}" for label, (*_, groups) in measured.items()),
         "",
     ]
     (ROOT / "docs/families.md").write_text("\n".join(text), "utf-8")
-    readme = ROOT / "README.md"
-    start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
-    note = "The largest error over the classes of each family; every class, and its groups: "
-    note += "[docs/families.md](docs/families.md). "
-    note += f"{versions}."
-    table = markdown(["model_type", "classes", *columns], short)
-    summary = f"{len(short)} families, {len(full)} models, by axis"
-    body = f"{start}\n<details><summary>{summary}</summary>\n\n{table}\n\n</details>\n\n{note}\n{end}"
-    readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, readme.read_text("utf-8"), flags=re.S), "utf-8")
 
 
 if __name__ == "__main__":

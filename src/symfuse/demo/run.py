@@ -11,14 +11,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -108,8 +110,33 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     return {"match_seconds": seconds, "verified": proof.exact.worst, "alignment": run, "scores": scores}
 
 
-def _planted(out: Output, work: Path) -> dict[str, Any]:
-    out.say("\n2. The planted case: MiniLM, transformed by random rotations, scales, permutations and translations")
+def run_quick(out: Output) -> dict[str, Any]:
+    """The planted case alone, without its barrier and its page: seconds, and one model to download."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = _recovered(out, Path(folder), peer=False)
+    data = {"same_function": found.exact, "relative_distance": found.distances, "same_neighbour": found.agree,
+            "merge_equals_original": found.merged, "seconds": time.perf_counter() - out.start}  # fmt: skip
+    out.say(f"done in {data['seconds']:.0f} s; without --quick four cases, and a page of them")
+    out.finish(data)
+    return data
+
+
+class _Recovered(NamedTuple):
+    """A model that was moved at random, and came back. exact: the error of moving. distances: relative, before and
+    after. merged: the error of the aligned average."""
+
+    planted: Checkpoint
+    alignment: Alignment
+    seconds: float
+    exact: float
+    distances: list[float]
+    models: dict[str, Path]
+    agree: dict[str, float]
+    merged: float
+
+
+def _recovered(out: Output, work: Path, *, peer: bool) -> _Recovered:
+    """Move MiniLM by random elements, align it back, and print what the averages are worth. peer: mergekit's too."""
     base = open_checkpoint(packages.minilm(), name="MiniLM")
     plant = random_alignment(api.declare(base), SEED, axes=MOVED)
     planted = open_checkpoint(plant(base).save(work / "planted", overwrite=True), name="planted")
@@ -118,36 +145,41 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     exact = api.prove(base, plant).exact.worst
     alignment, seconds = _timed(lambda: api.match(planted, base))
     result = alignment(planted)
-    before, after = api.relate(planted, base).distance, api.relate(result, base).distance
+    distances = [api.relate(model, base).distance.relative for model in (planted, result)]
     out.say(
         f"same function (outputs differ by {exact:.0e} in float64, {same.worst:.0e} in the file's float32), "
-        f"relative distance {before.relative:.3f}; "
-        f"aligned in {seconds:.1f} s: {after.relative:.0e}"
+        f"relative distance {distances[0]:.3f}; aligned in {seconds:.1f} s: {distances[1]:.0e}"
     )
     models = {"MiniLM": packages.minilm(), "planted": work / "planted"}
     for label, source in (("planted average", planted), ("planted, aligned average", result)):
         models[label] = work / label.replace(", ", "-").replace(" ", "-")
         api.merge([source, base]).save(models[label], overwrite=True)
-    peer = _mergekit(packages.minilm(), work / "planted", work / "mergekit")
-    if peer is not None:
-        models["planted, mergekit linear"] = peer
-    scores = {label: _sentence_scores(folder) for label, folder in models.items()}
-    _sentence_table(out, scores)
+    if peer and (folder := _mergekit(packages.minilm(), work / "planted", work / "mergekit")):
+        models["planted, mergekit linear"] = folder
     first = _neighbours(packages.minilm())
     agree = {label: (_neighbours(folder) == first).double().mean().item() for label, folder in models.items()}
     rows = [[label, f"{share:.0%}"] for label, share in agree.items()]
     out.table(["model", "agrees with MiniLM"], rows, "the nearest neighbour of each of 200 sentences")
-    if peer is None:
-        out.say("(without mergekit's linear merge: mergekit-pytorch is not on the path, or failed)")
-    proof = {"equal": True, "errors": {"all": exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
-    barrier = _barrier(out, planted, base, page.retrieval(base), alignment)
-    run = reports.alignment_run(planted, base, alignment, proof) | {"seconds": seconds}
-    page.write_run(work / "run-planted", alignment, run, barrier)
-    recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
-    out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
+    merged = api.verify(base, open_checkpoint(models["planted, aligned average"])).worst
+    out.say(f"the aligned average equals MiniLM to {merged:.0e}")
+    return _Recovered(planted, alignment, seconds, exact, distances, models, agree, merged)
+
+
+def _planted(out: Output, work: Path) -> dict[str, Any]:
+    out.say("\n2. The planted case: MiniLM, transformed by random rotations, scales, permutations and translations")
+    found = _recovered(out, work, peer=True)
+    if "planted, mergekit linear" not in found.models:
+        out.say("(without mergekit's linear merge: mergekit-pytorch was not found, or failed)")
+    scores = {label: _sentence_scores(folder) for label, folder in found.models.items()}
+    _sentence_table(out, scores)
+    base = open_checkpoint(packages.minilm(), name="MiniLM")
+    proof = {"equal": True, "errors": {"all": found.exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
+    barrier = _barrier(out, found.planted, base, page.retrieval(base), found.alignment)
+    run = reports.alignment_run(found.planted, base, found.alignment, proof) | {"seconds": found.seconds}
+    page.write_run(work / "run-planted", found.alignment, run, barrier)
     return {
-        "same_function": exact, "match_seconds": seconds, "relative_distance": [before.relative, after.relative],
-        "merge_equals_original": recovered.worst, "scores": scores, "same_neighbour": agree,
+        "same_function": found.exact, "match_seconds": found.seconds, "relative_distance": found.distances,
+        "merge_equals_original": found.merged, "scores": scores, "same_neighbour": found.agree,
     }  # fmt: skip
 
 
@@ -333,8 +365,9 @@ def _text(checkpoint: Checkpoint, texts: list[str]) -> dict[str, Tensor]:
 
 def _mergekit(a: Path, b: Path, target: Path) -> Path | None:
     """mergekit's linear merge of the weights of two folders, by its command for plain weights (that for model folders
-    does not support these encoders); None if the command is not on the path, or fails."""
-    command = shutil.which("mergekit-pytorch")
+    does not support these encoders); None if the command is neither beside this Python nor on the path, or fails."""
+    beside = Path(sys.executable).parent
+    command = shutil.which("mergekit-pytorch", path=f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
     if command is None:
         return None
     recipe = target.with_suffix(".yml")
