@@ -45,7 +45,13 @@ class Updates:
         config, (tensors, notes) = Config.read(folder, dora=True), read_tensors(folder)
         wholes, factors = keys_of(folder.name, config, tensors)
         for module, keys in factors.items():
-            pair_of(folder.name, config, module, keys, tensors)
+            _, up = pair_of(folder.name, config, module, keys, tensors)
+            for kind in {BIAS, MAGNITUDE} & keys.keys():
+                if tensors.infos[keys[kind]].shape != tensors.infos[up].shape[:1]:
+                    raise CheckpointError(
+                        f"{folder}: {keys[kind]!r} is {tensors.infos[keys[kind]]}, expected the "
+                        f"{tensors.infos[up].shape[0]} rows of {up!r}"
+                    )
             if config.dora and ("embedding_A" in keys or len(tensors.infos[keys["A.weight"]].shape) > 2):
                 raise CheckpointError(
                     f"{folder}: DoRA of {module}, which is no linear layer, cannot be merged into an adapter; merge "

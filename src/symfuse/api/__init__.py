@@ -45,13 +45,13 @@ open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every 
 
 __all__ = [
     "AUTO", "METHODS", "NOT_COMPARABLE", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint",
-    "Digest", "Distance", "Draft", "How", "Landscape", "Learning", "MergedAdapter", "Place", "Progress",
-    "Proof", "Ray", "Rebased", "Recipe", "Relation", "Relations", "Remote", "Report", "Score", "Shown", "Source", "Spec", "Statistics",
-    "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier", "check", "check_all",
-    "check_space", "check_target", "collect", "declare", "declare_file", "digest", "evaluate", "events",
-    "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory", "landscape", "lookup", "match", "merge",
-    "merge_adapters", "merge_recipe", "models_in", "nearest", "open", "open_checkpoint", "overlap", "parse_recipe",
-    "parse_size", "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of", "relate", "renew_statistics",
-    "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task", "task_of_models", "to_module",
-    "together", "transport", "upload", "verify", "widen",
+    "Digest", "Distance", "Draft", "How", "Landscape", "Learning", "MergedAdapter", "Place", "Progress", "Proof",
+    "Ray", "Rebased", "Recipe", "Relation", "Relations", "Remote", "Report", "Score", "Shown", "Source", "Spec",
+    "Statistics", "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier", "check",
+    "check_all", "check_space", "check_target", "collect", "declare", "declare_file", "digest", "evaluate",
+    "events", "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory", "landscape", "lookup", "match",
+    "merge", "merge_adapters", "merge_recipe", "models_in", "nearest", "open", "open_checkpoint", "overlap",
+    "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of",
+    "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task",
+    "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip

@@ -61,9 +61,7 @@ _recipe_options = grouped(
         "heads",
         help="Keep their average (default), drop them, or keep those of one model (its number).",
     ),
-    click.option(
-        "--rank", type=click.IntRange(1), help="Of adapters: cut the result to this rank."
-    ),
+    click.option("--rank", type=click.IntRange(1), help="Of adapters: cut the result to this rank."),
     click.option(
         "--space",
         type=click.Choice(["core", "knots", "full", "factors"]),
