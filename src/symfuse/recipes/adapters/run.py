@@ -92,6 +92,7 @@ def merge_adapters(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None
     parts = Parts(listed, space, _base(recipe, listed, known or {}))
     _require_ranks(recipe, parts)
     _require_linear(parts)
+    _ = parts.grounds  # whose targets are checked
     parts.require_base(of_values=method.name == "linear" and "normalize" not in recipe.parameters)
     models = {ref: parts.model(str(ref), one) for ref, one in adapters.items()}
     zero = None if method.base == "unused" else ZERO
