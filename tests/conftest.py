@@ -12,19 +12,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import is_dataclass
-from itertools import chain, repeat
-from types import FunctionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
 one_meaning = jaxtyping.jaxtyped("context")  # in it each letter of shapes stands for one size
-CALLS = 100  # by symfuse of one of its functions without shapes, in which types are checked
+CALLS = 200  # of each function in each worker, in which shapes are checked
 COMPILED = ["symfuse.groups.auction"]  # numba takes functions as they are written
 
 
@@ -40,18 +37,19 @@ def meaning(annotation: object, scope: dict[str, Any]) -> object:
         return Any
 
 
-def has_shape(hint: object) -> bool:
-    own = isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
-    return own or any(map(has_shape, get_args(hint)))
+def named_by_jaxtyping(annotation: object, scope: dict[str, Any]) -> bool:
+    """Whether a written annotation names one of its types, such as Float, or one that was made of it."""
+    named = (scope.get(word) for word in re.findall(r"\w+", str(annotation)))
+    return any(getattr(one, "__module__", None) == "jaxtyping" for one in named)
 
 
 def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What the import hook puts on every function and class, in the place of jaxtyping's own decorator.
 
     That one binds the arguments of each call, and checks them once before it and once after it, which made up half of
-    the time of all tests. Here the type checker takes all functions directly; those that have shapes in their
-    signatures run where these mean the same in the arguments and in what is returned. All their calls are checked, and
-    of other functions the calls from tests, and the first ones from symfuse itself, all of which mypy has checked.
+    the time of all tests. Here the type checker takes the functions that have shapes in their signatures, which run
+    where these mean the same in the arguments and in what is returned. Types without shapes are
+    checked by mypy.
     """
 
     def decorate(made: Any) -> Any:
@@ -62,41 +60,28 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 made.__init__ = decorate(made.__init__)  # type: ignore[misc]
             return made
         written = made.__annotations__
-        hints = {name: meaning(annotation, made.__globals__) for name, annotation in written.items()}
-        shapes = any(map(has_shape, hints.values()))
-        if not shapes and is_private(made.__qualname__):
+        if not any(named_by_jaxtyping(annotation, made.__globals__) for annotation in written.values()):
             return made
+        hints = {name: meaning(annotation, made.__globals__) for name, annotation in written.items()}
         made.__annotations__ = hints
         out = typechecker(made)
         made.__annotations__ = out.__annotations__ = written
-        return with_shapes(out) if shapes else with_types(out, made)
+        return with_shapes(out, made)
 
     return decorate
 
 
-def with_shapes(checks: Callable[..., Any]) -> Callable[..., Any]:
+def with_shapes(checks: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    calls = iter(range(CALLS))
+
     @functools.wraps(checks)
     def within(*args: Any, **options: Any) -> Any:
+        if next(calls, None) is None:
+            return plain(*args, **options)
         with one_meaning:
             return checks(*args, **options)
 
     return within
-
-
-def with_types(checks: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    first, frame = chain(repeat(checks, CALLS), repeat(plain)).__next__, sys._getframe
-
-    def call(*args: Any, **options: Any) -> Any:
-        inside = frame(1).f_globals.get("__name__", "").startswith("symfuse")
-        return (first() if inside else checks)(*args, **options)
-
-    # Of the function's module, as it is itself: who looks for the line that called symfuse leaves it out.
-    return functools.wraps(plain)(FunctionType(call.__code__, plain.__globals__, closure=call.__closure__))
-
-
-def is_private(name: str) -> bool:
-    """Whether only its own module calls it, where mypy checks the types of all calls."""
-    return any(part == "<locals>" or (part.startswith("_") and not part.endswith("__")) for part in name.split("."))
 
 
 jaxtyping.jaxtyped = checked  # type: ignore[assignment]

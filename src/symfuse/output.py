@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,12 @@ from symfuse.errors import LOGGER, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+# Characters of a word that a table never breaks: names of groups and forms. Longer ones are paths and names of tensors.
+LONGEST = 16
+# How the cells of a column begin that is aligned to the right.
+NUMBER = re.compile(r"[-+(]?\d|-?$|nan|inf")
 
 
 def _started(stack: ExitStack) -> Progress | None:
@@ -41,9 +48,6 @@ def note(text: str) -> None:
 
 class Output:
     """Prints tables for people; with --json one document for machines; with --quiet nothing."""
-
-    # Columns of text, which are aligned to the left.
-    WORDS = frozenset({"group", "matched by", "why", "how", "moved", "not moved", "biases"})
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json
@@ -82,9 +86,12 @@ class Output:
             header_style="bold",
             box=SIMPLE_HEAD,
         )
-        for i, column in enumerate(columns):
+        for i, (column, *cells) in enumerate(zip(columns, *rows, strict=True)):  # column by column
+            left = i == 0 or not all(map(NUMBER.match, cells))
+            words = " ".join(map(printable, (column, *cells))).split()
+            whole = max((len(word) for word in words if len(word) <= LONGEST), default=1)
             table.add_column(
-                Text(printable(column)), justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold"
+                Text(printable(column)), justify="left" if left else "right", overflow="fold", min_width=whole
             )
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))  # Text, since brackets in a name would be markup

@@ -56,9 +56,9 @@ def test_there_must_be_a_run(tmp_path: Path) -> None:
         (b"\xff\xfe{}", "cannot be read as JSON"),
         (b"[" * 100_000, "cannot be read as JSON"),
         (b"[]", "holds list, expected a JSON object"),
-        (b"{}", "'kind' is missing"),
-        (b'{"kind": 3}', "'kind' is 3"),
-        (b'{"kind": "tokenizer"}', "'kind' is 'tokenizer', expected one of alignment"),
+        (b"{}", "it has no 'kind', such as alignment"),
+        (b'{"kind": 3}', "it has no 'kind', such as alignment"),
+        (b'{"kind": "tokenizer"}', "no page shows a run of kind 'tokenizer'; expected one of alignment"),
         (b'{"kind": "barrier"}', "as a run of kind 'barrier', it has no 'source'"),
     ],
 )

@@ -19,6 +19,7 @@ from symfuse.io import Checkpoint
 from symfuse.messages import some, suggestion
 from symfuse.model import Model
 from symfuse.rewriting import REWRITES, applied
+from symfuse.rewriting.residual import WITHOUT_ALL, WITHOUT_FOLDING
 from symfuse.rewriting.rotations import KINDS, head_rotations, rotatable_streams, stream_rotations
 from symfuse.spec import Instance
 
@@ -78,7 +79,10 @@ def _folded(model: Model) -> tuple[Model, tuple[str, ...]]:
     try:
         return applied(model, FOLDED)
     except SymmetryError as error:
-        raise SymmetryError(f"rotate needs norms without gains: {error}") from error
+        why, out = str(error), f"leave {ROTATE!r} out"
+        for advice in (WITHOUT_FOLDING, WITHOUT_ALL):
+            why = why.replace(advice, out)
+        raise SymmetryError(f"rotate needs norms without gains: {why}") from error
 
 
 def parse(rewrites: Sequence[str]) -> dict[str, str]:

@@ -72,11 +72,10 @@ def read(path: Path) -> Document:
     """One document; CheckpointError if it is not JSON, of an unknown kind, or lacks keys of its kind."""
     data = _printable(with_current_keys(read_json(path)))
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in SHAPES:
-        raise CheckpointError(
-            f"{path}: not a run of symfuse: 'kind' is {'missing' if kind is None else repr(kind)}, expected one of "
-            f"{', '.join(SHAPES)}"
-        )
+    if not isinstance(kind, str):
+        raise CheckpointError(f"{path}: not a run of symfuse: it has no 'kind', such as {', '.join(SHAPES)}")
+    if kind not in SHAPES:
+        raise CheckpointError(f"{path}: no page shows a run of kind {kind!r}; expected one of {', '.join(SHAPES)}")
     if problem := misfit(data, SHAPES[kind]):
         raise CheckpointError(
             f"{path}: damaged, or of another version: as a run of kind {kind!r}, {problem}; run the verb again"

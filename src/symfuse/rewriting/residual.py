@@ -25,6 +25,9 @@ from symfuse.spec.layout import Concat, Node, Product
 
 # In the least squares A δ = b, a residual below this share of |A| |δ| + |b| is rounding.
 ROUNDING = 1e-12
+# The ways out of models whose norms cannot be folded.
+WITHOUT_FOLDING = "leave 'fold_norms' out and permute the residual stream only"
+WITHOUT_ALL = "leave 'fold_norms', 'centre' and 'drop_gauges' out"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def fold_norms(model: Model) -> Model:
     if model.checkpoint.pooled():
         raise SymmetryError(
             f"{model.name}: modules of sentence-transformers (modules.json) read the output of its final norm, whose "
-            "gain would be folded into its head; leave 'fold_norms' out and permute the residual stream only"
+            f"gain would be folded into its head; {WITHOUT_FOLDING}"
         )
     rules: dict[str, Formula] = {}
     tensors = dict(model.spec.tensors)
@@ -66,7 +69,7 @@ def fold_norms(model: Model) -> Model:
             raise SymmetryError(
                 f"{model.name}: the output of the norm {norm.gain} is the model's ({some(norm.outputs)}), so "
                 "that its gain cannot be folded; take the checkpoint with a head, whose class architectures in "
-                "config.json names, or leave 'fold_norms' out and permute the residual stream only"
+                f"config.json names, or {WITHOUT_FOLDING}"
             )
         rules |= fold_rules(model, norm)
         tensors[norm.gain] = Declared(parse(str(axes[norm.axis].size)), tensors[norm.gain].index)
@@ -110,7 +113,7 @@ def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
         raise SymmetryError(
             f"{model.name}: {model.spec.file_name(norm.gain)} is zero at {some(map(str, lost.tolist()))}, where the "
             f"norm's bias is not, and {some(norm.readers)} can take that bias in no other way: the norm cannot be "
-            "folded; leave 'fold_norms' out and permute the residual stream only"
+            f"folded; {WITHOUT_FOLDING}"
         )
     delta[kept] += more
     return delta
@@ -148,8 +151,8 @@ def drop_gauges(model: Model) -> Model:
     """Remove from readers the component along the ones vector, W ← W (1 − 11ᵀ/d), where it has no effect because the
     output of a folded norm has no mean. Not where the norm keeps a bias β/γ. SymmetryError if the norms are not folded.
 
-    The component has no effect in each model, but would have one in an average, whose norms have an averaged output.
-    The output of an RMSNorm has a mean: then nothing changes.
+    Matching and distances would otherwise count a component on which no output depends. The output of an RMSNorm has a
+    mean: then nothing changes.
     """
     if not model.spec.centred:
         return model
@@ -190,8 +193,8 @@ def norms_of(model: Model) -> list[Norm]:
     if not norms or others:
         raise SymmetryError(
             f"{model.name}: a {spec.family} like this has no declared pre-norm residual stream. That of a post-norm "
-            "model passes through the gains of its norms, which cannot be folded: only permutations act on it; leave "
-            "'fold_norms', 'centre' and 'drop_gauges' out"
+            "model passes through the gains of its norms, which cannot be folded: only permutations act on it; "
+            f"{WITHOUT_ALL}"
         )
     return norms
 
