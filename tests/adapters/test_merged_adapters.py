@@ -452,4 +452,4 @@ def test_adapters_beside_models_say_the_way_out(made: Any, tmp_path: Path) -> No
         symfuse.merge_recipe({"merge_method": "linear", "models": [*adapters, {"adapter": str(tmp_path / "none")}]})
     result = run("merge", *map(str, places), "-o", str(places[0]))
     assert result.exit_code not in (0, None)
-    assert "exists" in result.output
+    assert "choose another output" in result.output

@@ -32,7 +32,7 @@ from symfuse.recipes import (
     recipe_of,
     recipe_of_arguments,
 )
-from symfuse.recipes.adapters import MergedAdapter, merge_adapters
+from symfuse.recipes.adapters import merge_adapters
 from symfuse.recipes.align import How
 from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.events import Follow, ignore
@@ -74,7 +74,7 @@ def merge(
     rank: int | None = None,
     space: str | None = None,
     follow: Follow = ignore,
-) -> Checkpoint | MergedAdapter:
+) -> Checkpoint | Any:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
     `merge([base, a, b], method="ties", base=0, parameters={"density": 0.3})`: a recipe with these keys, which is run
@@ -112,7 +112,7 @@ def merge(
             raise OptionError(f"{', '.join(given)}: not for a merge of adapters; open each with its base as a model")
         keys = {"rank": rank, "space": space, "seed": seed or None}
         keys |= {} if dtype is None else {"dtype": str(dtype).removeprefix("torch.")}
-        paths = [os.fspath(source) for source in listed]
+        paths = [str(source) for source in listed]
         return merge_adapters(recipe_of(paths, lookup(method), None, plain(values), keys, kind="adapter"))
     if rank is not None or space is not None:
         raise OptionError("rank and space are for folders of adapters alone; leave them out, or give only adapters")
@@ -138,7 +138,7 @@ def merge_recipe(
     device: str = CPU,
     executor: Executor | None = None,
     follow: Follow = ignore,
-) -> Checkpoint | MergedAdapter:
+) -> Checkpoint | Any:
     """The merge that a recipe describes, as a lazy checkpoint: a YAML file, or a mapping of the same form.
 
     models: those that the recipe names and that are not folders or hub ids. Of a file with several recipes the last is

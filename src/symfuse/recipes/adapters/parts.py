@@ -71,7 +71,9 @@ class Parts:
         for module in self.modules:
             of_module = [one for one in self.adapters if module in one.factors]
             read, written = of_module[0].shape(module)
-            shape = sizes(self.space, math.prod(read), math.prod(written), [one.rank(module) for one in of_module])
+            shape: Shape = sizes(
+                self.space, math.prod(read), math.prod(written), [one.rank(module) for one in of_module]
+            )
             out[weight(module)] = Part(shape, partial(self._coordinates, module))
             if self.biased:
                 out[f"{module}.lora_{BIAS}"] = Part(written[:1], partial(_bias, module))
@@ -134,7 +136,8 @@ class Parts:
             return None
         down, up = one.matrices(module)
         norms = torch.linalg.vector_norm(self.weight(module) + up @ down, dim=1)
-        return one.tensor(one.factors[module][MAGNITUDE]) / norms - 1
+        stretch: Tensor = one.tensor(one.factors[module][MAGNITUDE]) / norms - 1
+        return stretch
 
     # -- the base ----------------------------------------------------------------------------------
 
