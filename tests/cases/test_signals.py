@@ -54,7 +54,6 @@ SIGNALLED = """
         return real(*given)
 
     module._part = partial(sent, module._part)
-    module._read = partial(sent, module._read)
     sys.argv[1:] = arguments
     main()
 """
