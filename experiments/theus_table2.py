@@ -43,8 +43,8 @@ FEW = 0.1  # of what learning gains
 
 class Table2(Study):
     """Options: families: {NAME: {pairs: [[seed, seed], …], methods: […] of WAYS and PEERS, once: […] (on the first pair
-    alone), seeds: {METHOD: number of seeds of learning, 1 if not named}, trials: whether the ways without labels are compared on the first pair and the part "match", paper: columns
-    of its table, and the options of `Apart`}}."""
+    alone), seeds: {METHOD: number of seeds of learning, 1 if not named}, trials: whether the ways without labels are
+    compared on the first pair and the part "match", paper: columns of its table, and the options of `Apart`}}."""
 
     name = "theus_table2"
     paper = "theus"
