@@ -78,12 +78,14 @@ class Config:
     alphas: Mapping[str, Any]
     fan_in_fan_out: bool
     unknown: tuple[str, ...]
+    dora: bool = False
 
     @classmethod
-    def read(cls, folder: Path) -> Config:
-        """CheckpointError for a file that is damaged, and, by name, for kinds of adapter other than plain LoRA."""
+    def read(cls, folder: Path, *, dora: bool = False) -> Config:
+        """CheckpointError for a file that is damaged, and, by name, for kinds of adapter other than plain LoRA. dora:
+        whether DoRA is let pass."""
         values = read_json(folder / CONFIG)
-        _refuse_unsupported(folder, values)
+        _refuse_unsupported(folder, {k: v for k, v in values.items() if not (dora and k == "use_dora")})
         known = {"peft_type", "init_lora_weights", "base_model_name_or_path", "r", "lora_alpha", "use_rslora"}
         known |= {"rank_pattern", "alpha_pattern", "fan_in_fan_out", *UNSUPPORTED, *TRAINING}
 
@@ -99,6 +101,7 @@ class Config:
             alphas=_patterns(folder, "alpha_pattern", values.get("alpha_pattern"), POSITIVE),
             fan_in_fan_out=bool(value("fan_in_fan_out", FLAG)),
             unknown=tuple(sorted(key for key, value in values.items() if value and key not in known)),
+            dora=bool(value("use_dora", FLAG)),
         )
 
     def rank_of(self, module: str) -> int:

@@ -91,13 +91,26 @@ class Adapter:
 
         OutputError if it exists, lies in one of the models, or cannot be written.
         """
-        tensors = self.tensors()
-        infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
-        config = json.dumps(dict(self.config), indent=2, sort_keys=True) + "\n"
-        with output_folder(folder, sum(info.nbytes for info in infos.values()) + len(config), self.sources) as partial:
-            write_tensors(partial / SAFETENSORS, infos, tensors.__getitem__)
-            (partial / CONFIG).write_text(config, "utf-8")
-        return Path(folder)
+        return write_adapter(folder, self.tensors(), self.config, self.sources)
+
+
+def write_adapter(
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    sources: Sequence[Place],
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """Write an adapter's folder, as a whole or not at all. sources: what is never written to. files: texts beside it,
+    by name."""
+    infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
+    texts = {**(files or {}), CONFIG: json.dumps(dict(config), indent=2, sort_keys=True) + "\n"}
+    nbytes = sum(info.nbytes for info in infos.values()) + sum(map(len, texts.values()))
+    with output_folder(folder, nbytes, sources) as partial:
+        write_tensors(partial / SAFETENSORS, infos, tensors.__getitem__)
+        for name, text in texts.items():
+            (partial / name).write_text(text, "utf-8")
+    return Path(folder)
 
 
 @checked

@@ -60,15 +60,16 @@ def factorise(module: str, delta: Tensor, rank: int, alpha: int, dtype: torch.dt
     root, more = s[:keep].double().sqrt(), max(0, least - keep)
     scale = alpha / (keep + more)
     size = math.sqrt(unit)
-    up = _rounded(f"{module}.lora_B", u[:, :keep] * (root * (size / scale)), dtype)
-    down = _rounded(f"{module}.lora_A", (root * size)[:, None] * vt[:keep], dtype)
+    up = rounded(f"{module}.lora_B", u[:, :keep] * (root * (size / scale)), dtype)
+    down = rounded(f"{module}.lora_A", (root * size)[:, None] * vt[:keep], dtype)
     back = [(up.double() * (scale / size)).to(delta.dtype), (down.double() / size).to(delta.dtype)]
     lost = torch.addmm(delta, *back, alpha=-1)
     up, down = nn.functional.pad(up, (0, more)), nn.functional.pad(down, (0, 0, 0, more))
     return Factors(down, up, unit * _norm(delta), unit * _norm(lost), exact)
 
 
-def _rounded(name: str, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded(name: str, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In that dtype. IncompatibleError, by name, if that has no such large or small numbers."""
     require_fit(name, factor, dtype)
     rounded = factor.to(dtype).contiguous()
     if not rounded.any():

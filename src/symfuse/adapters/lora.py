@@ -19,7 +19,9 @@ from symfuse.io.installed import Installed, as_saved, in_memory, installed
 from symfuse.io.lazy import Lazy, Rewritten, Rule
 from symfuse.messages import some
 
-FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
+MAGNITUDE = "magnitude_vector"  # of DoRA
+KINDS = rf"A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|{MAGNITUDE}"
+FACTOR = re.compile(rf"(?P<module>.+)\.lora_(?P<factor>{KINDS})")
 UNKNOWN_FACTOR = re.compile(r"(.*\.)?(lora_\w+|token_adapter)(\..+)?")
 
 
@@ -87,12 +89,12 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
     config, (tensors, notes_read) = Config.read(folder), read_tensors(folder)
-    if (known := _splitting(tensors, base)) is not None:
+    if (known := splitting(tensors, base)) is not None:
         return as_saved(_added(in_memory(base, known), folder, config, tensors, notes_read), base, known)
     return _added(base, folder, config, tensors, notes_read)
 
 
-def _splitting(tensors: Lazy, base: Checkpoint) -> Installed | None:
+def splitting(tensors: Lazy, base: Checkpoint) -> Installed | None:
     """The class of the base, if it has in several tensors what the file has in one, and the adapter changes these."""
     modules = [match["module"] for key in tensors if (match := FACTOR.fullmatch(target_name(key) or ""))]
     known = None if all(f"{module}.weight" in base for module in modules) else installed(base.config)
@@ -134,20 +136,9 @@ def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None
 
 
 def changes_of(adapter: str, config: Config, tensors: Lazy, base: Checkpoint) -> dict[str, Change]:
-    """Name in the base → what the adapter changes of it, from names and shapes alone; errors as of `apply`."""
-    wholes: dict[str, str] = {}
-    factors: dict[str, dict[str, str]] = {}
-    for key in tensors:
-        name = target_name(key)
-        if name is None:
-            continue
-        require_floating(adapter, key, tensors.infos[key])
-        if factor := FACTOR.fullmatch(name):
-            factors.setdefault(factor["module"], {})[factor["factor"]] = key
-        elif UNKNOWN_FACTOR.fullmatch(name):
-            raise CheckpointError(f"{adapter}: {key!r} is not a part of plain LoRA. {WAY_OUT}.")
-        else:
-            wholes[name] = key
+    """Name in the base → what the adapter changes of it, from names and shapes alone; errors as of `apply`. The
+    magnitudes of DoRA are no part of it."""
+    wholes, factors = keys_of(adapter, config, tensors)
     biases = [f"{module}.bias" for module, keys in factors.items() if "B.bias" in keys]
     names = match([*wholes, *(f"{module}.weight" for module in factors)], base, adapter)
     changes = {names[name]: Change(whole=key) for name, key in wholes.items()}
@@ -167,6 +158,41 @@ def changes_of(adapter: str, config: Config, tensors: Lazy, base: Checkpoint) ->
     return changes
 
 
+def keys_of(adapter: str, config: Config, tensors: Lazy) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The keys of an adapter's file: of tensors that it holds as a whole, by name, and of factors, by module and kind
+    ("A.weight", "embedding_A", …; of DoRA "magnitude_vector"). CheckpointError for parts of other kinds of adapter."""
+    wholes: dict[str, str] = {}
+    factors: dict[str, dict[str, str]] = {}
+    for key in tensors:
+        name = target_name(key)
+        if name is None:
+            continue
+        require_floating(adapter, key, tensors.infos[key])
+        if (factor := FACTOR.fullmatch(name)) and (config.dora or factor["factor"] != MAGNITUDE):
+            factors.setdefault(factor["module"], {})[factor["factor"]] = key
+        elif UNKNOWN_FACTOR.fullmatch(name):
+            raise CheckpointError(f"{adapter}: {key!r} is not a part of plain LoRA. {WAY_OUT}.")
+        else:
+            wholes[name] = key
+    return wholes, factors
+
+
+def pair_of(adapter: str, config: Config, module: str, keys: Mapping[str, str], tensors: Lazy) -> tuple[str, str]:
+    """The keys of the factors A and B of a module. CheckpointError if one is absent, or their shapes do not have the
+    rank that the config gives."""
+    embedding = "embedding_A" in keys or "embedding_B" in keys
+    down, up = (keys.get(f"embedding_{f}" if embedding else f"{f}.weight") for f in "AB")
+    if down is None or up is None:
+        raise CheckpointError(f"{adapter}: {module} has only {some(keys.values())}, expected both factors, A and B")
+    a, b = tensors.infos[down].shape, tensors.infos[up].shape
+    if min(len(a), len(b)) < 2 or a[0] != b[1] or a[0] != config.rank_of(module):
+        raise CheckpointError(
+            f"{adapter}: {module} has A {list(a)} and B {list(b)}, expected a rank of {config.rank_of(module)} as "
+            f"{CONFIG} gives it (r, rank_pattern); the scale depends on it. Save the adapter again."
+        )
+    return down, up
+
+
 def _low_rank(
     adapter: str,
     config: Config,
@@ -178,16 +204,9 @@ def _low_rank(
     change: Change,
 ) -> Change:
     """The change of a weight by two factors, whose shapes must fit it one way or the other."""
-    embedding = "embedding_A" in keys or "embedding_B" in keys
-    down, up = (keys.get(f"embedding_{f}" if embedding else f"{f}.weight") for f in "AB")
-    if down is None or up is None:
-        raise CheckpointError(f"{adapter}: {module} has only {some(keys.values())}, expected both factors, A and B")
+    down, up = pair_of(adapter, config, module, keys, tensors)
+    embedding = "embedding_A" in keys
     a, b, shape = tensors.infos[down].shape, tensors.infos[up].shape, base.info(name).shape
-    if min(len(a), len(b)) < 2 or a[0] != b[1] or a[0] != config.rank_of(module):
-        raise CheckpointError(
-            f"{adapter}: {module} has A {list(a)} and B {list(b)}, expected a rank of {config.rank_of(module)} as "
-            f"{CONFIG} gives it (r, rank_pattern); the scale depends on it. Save the adapter again."
-        )
     out_in, straight = (b[0], *a[1:]), set(b[2:]) <= {1}
     fits, fits_transposed = straight and out_in == shape, len(a) == len(b) == 2 and out_in[::-1] == shape
     if not (fits_transposed if embedding else fits or fits_transposed):

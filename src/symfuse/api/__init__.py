@@ -29,6 +29,7 @@ from symfuse.matching.axes import AUTO, WORDS, require_axes
 from symfuse.matching.learned import Learning, Progress
 from symfuse.methods import METHODS, lookup
 from symfuse.recipes import Recipe, events, parse_recipe, read_recipes, recipe_of
+from symfuse.recipes.adapters import MergedAdapter, merge_adapters
 from symfuse.recipes.align import How
 from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.run import Shown, run
@@ -44,13 +45,13 @@ open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every 
 
 __all__ = [
     "AUTO", "METHODS", "NOT_COMPARABLE", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint",
-    "Digest", "Distance", "Draft", "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased",
-    "Recipe", "Relation", "Relations", "Remote", "Report", "Score", "Shown", "Source", "Spec", "Statistics",
-    "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier", "check", "check_all",
-    "check_space", "check_target", "collect", "declare", "declare_file", "digest", "evaluate", "events",
-    "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory", "landscape", "lookup", "match", "merge",
-    "merge_recipe", "models_in", "nearest", "open", "open_checkpoint", "overlap", "parse_recipe", "parse_size",
-    "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of", "relate", "renew_statistics",
-    "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task", "task_of_models", "to_module",
-    "together", "transport", "upload", "verify", "widen",
+    "Digest", "Distance", "Draft", "How", "Landscape", "Learning", "MergedAdapter", "Place", "Progress", "Proof",
+    "Ray", "Rebased", "Recipe", "Relation", "Relations", "Remote", "Report", "Score", "Shown", "Source", "Spec",
+    "Statistics", "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier", "check",
+    "check_all", "check_space", "check_target", "collect", "declare", "declare_file", "digest", "evaluate",
+    "events", "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory", "landscape", "lookup", "match",
+    "merge", "merge_adapters", "merge_recipe", "models_in", "nearest", "open", "open_checkpoint", "overlap",
+    "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of",
+    "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task",
+    "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from symfuse.api.rebasing import is_adapter_folder
 from symfuse.api.sources import options_set, with_warnings
 from symfuse.arguments import checked, checked_with
 from symfuse.device import CPU
@@ -21,7 +22,17 @@ from symfuse.io.sources import Source, named_as_written, opened
 from symfuse.methods import METHODS, lookup
 from symfuse.methods import collect as collect_statistics
 from symfuse.model import Model
-from symfuse.recipes import RECIPE_KEYS, Recipe, named, parse_recipe, read_recipes, recipe_of_arguments
+from symfuse.recipes import (
+    RECIPE_KEYS,
+    Recipe,
+    named,
+    parse_recipe,
+    plain,
+    read_recipes,
+    recipe_of,
+    recipe_of_arguments,
+)
+from symfuse.recipes.adapters import merge_adapters
 from symfuse.recipes.align import How
 from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.events import Follow, ignore
@@ -60,8 +71,10 @@ def merge(
     data: Task | Sequence[Task | None] | None = None,
     statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
     force_config: bool = False,
+    rank: int | None = None,
+    space: str | None = None,
     follow: Follow = ignore,
-) -> Checkpoint:
+) -> Checkpoint | Any:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
     `merge([base, a, b], method="ties", base=0, parameters={"density": 0.3})`: a recipe with these keys, which is run
@@ -82,6 +95,8 @@ def merge(
     data: for data-driven methods (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
     models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` returned of
     each, or its folder, instead of data. follow: gets each event of the run (`symfuse.api.events`).
+    rank, space: if all sources are folders of LoRA adapters, which give one adapter (docs/merging.md): the rank that it
+    is cut to, and the coordinates in which they are merged ("core", "knots", "full", "factors").
     Raises IncompatibleError or OptionError before any weight is read.
     """
     values = dict(parameters or {})
@@ -89,7 +104,19 @@ def merge(
         if "weight" in values:
             raise OptionError("merge: weights and weight are one parameter; give one of them")
         values["weight"] = weights
-    known = named([named_as_written(source) for source in sources])
+    listed = list(sources)
+    if listed and all(map(is_adapter_folder, listed)):
+        others = {"base": base, "data": data, "statistics": statistics, "force_config": force_config or None}
+        others["heads"] = None if heads == "average" else heads
+        if given := [key for key, value in others.items() if value is not None]:
+            raise OptionError(f"{', '.join(given)}: not for a merge of adapters; open each with its base as a model")
+        keys = {"rank": rank, "space": space, "seed": seed or None}
+        keys |= {} if dtype is None else {"dtype": str(dtype).removeprefix("torch.")}
+        paths = [str(source) for source in listed]
+        return merge_adapters(recipe_of(paths, lookup(method), None, plain(values), keys, kind="adapter"))
+    if rank is not None or space is not None:
+        raise OptionError("rank and space are for folders of adapters alone; leave them out, or give only adapters")
+    known = named([named_as_written(source) for source in listed])
     recipe = recipe_of_arguments(
         list(known), lookup(method), base, values, heads=heads, dtype=dtype, seed=seed, force_config=force_config
     )
@@ -111,7 +138,7 @@ def merge_recipe(
     device: str = CPU,
     executor: Executor | None = None,
     follow: Follow = ignore,
-) -> Checkpoint:
+) -> Checkpoint | Any:
     """The merge that a recipe describes, as a lazy checkpoint: a YAML file, or a mapping of the same form.
 
     models: those that the recipe names and that are not folders or hub ids. Of a file with several recipes the last is
@@ -120,7 +147,10 @@ def merge_recipe(
     Alignments that the recipe asks for are made, and not proved: `prove` does that.
     """
     how = How(threads=threads, device=device, executor=executor, follow=with_warnings(follow))
-    return run(_recipes(recipe), _known(models), options=options, how=how).checkpoint
+    recipes, known = _recipes(recipe), _known(models)
+    if len(recipes) == 1 and recipes[0].of_adapters:
+        return merge_adapters(recipes[0], known)
+    return run(recipes, known, options=options, how=how).checkpoint
 
 
 @checked

@@ -34,7 +34,7 @@ from symfuse.output import Output
 from symfuse.readahead import read_ahead
 
 if TYPE_CHECKING:
-    from symfuse.api import Checkpoint
+    from symfuse.api import Checkpoint, Recipe
     from symfuse.recipes.events import Planned
 
 
@@ -60,6 +60,7 @@ def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
     \b
     symfuse merge recipe.yml OUT
     symfuse merge A B -o OUT --weights 0.3,0.7 --align all
+    symfuse merge LORA-1 LORA-2 -o LORA --rank 16
     """
     if options["executor"] == "local":
         read_ahead(models[:1] if is_recipe(models) else models)
@@ -72,6 +73,9 @@ def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
         usage = "symfuse merge recipe.yml OUT" if is_recipe(models) else "-o OUT"
         raise OptionError(f"no folder to write; name a new one: {usage}")
     options["output"] = target
+    if len(recipes) == 1 and recipes[0].of_adapters:
+        _merge_adapters(out, recipes[0], options)
+        return
     options["executor"] = executor = executor_of(out, options)
 
     def check_first(event: Planned) -> None:
@@ -96,6 +100,26 @@ def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
     run = {**record.run, "output": str(target)} | out.cost() | executor_summary(executor)
     say_merge(out, run)
     out.finish(run | pushed(out, options))
+
+
+def _merge_adapters(out: Output, recipe: Recipe, options: Mapping[str, Any]) -> None:
+    from symfuse import api
+
+    if given := [f"--{key}" for key in ("overwrite", "resume", "push") if options[key]]:
+        raise OptionError(f"{', '.join(given)}: not for adapters, which are written to a new folder; leave it out")
+    folders = [Path(entry.model.path) for entry in recipe.models]
+    api.check_target(options["output"], overwrite=None, inputs=folders)  # before the work
+    merged = api.merge_adapters(recipe)
+    for note in merged.notes:
+        out.note(note)
+    merged.save(options["output"])
+    run = dict(merged.run)
+    out.say(f"{len(merged.factors)} modules of rank {run['rank']} by {run['method']} in the space {run['space']}")
+    if run["worst"] is not None:
+        worst = run["errors"][run["worst"]]
+        out.say(f"cut off: {merged.error:.3g} of the merged update, at most {worst:.3g} of a module ({run['worst']})")
+    out.say(f"written to {options['output']}")
+    out.finish(run | {"output": str(options["output"])})
 
 
 def _save_merged(

@@ -61,6 +61,12 @@ _recipe_options = grouped(
         "heads",
         help="Keep their average (default), drop them, or keep those of one model (its number).",
     ),
+    click.option("--rank", type=click.IntRange(1), help="Of adapters: cut the result to this rank."),
+    click.option(
+        "--space",
+        type=click.Choice(["core", "knots", "full", "factors"]),
+        help="Of adapters: merge in these coordinates. Default: full; for linear core, which is the same.",
+    ),
     click.option("--seed", type=int, help="Seed random methods. Default: by the recipe, or 0."),
     click.option("--dtype", help="Write float32, bfloat16, … Default: the dtype of each tensor of the base."),
     click.option("--tokenizer", help="Use union, base, shared-rows, or a model's (its path, or number from 1)."),
@@ -114,6 +120,8 @@ _OF_RECIPE = {
     "heads": "`heads: …`",
     "dtype": "`dtype: …`",
     "tokenizer": "`tokenizer_source: …`",
+    "rank": "`rank: …`",
+    "space": "`space: …`",
     "axes": "`align: {axes: …}`",
     "anchor": "`align: {anchor: …}`",
     "layers": "`align: {layers: …}`",
@@ -158,7 +166,10 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
 
     method = api.lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
-    base = _base(options["base"], heads, models, method)
+    adapters = all(map(api.is_adapter_folder, models))
+    if adapters and options["base"] in map(str, range(len(models) + 1)):
+        raise OptionError(f"--base {options['base']}: of adapters, --base is the folder of their base; give its path")
+    base = None if adapters else _base(options["base"], heads, models, method)
     if options["axes"] is None:
         unused = ("layers", "no_scaling", "group", "one_pass", "no_biases", "anchor", "no_verify")
         given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
@@ -174,11 +185,16 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         "dtype": options["dtype"],
         "tokenizer_source": _tokenizer(options["tokenizer"], models),
         "data": data,
+        "rank": options["rank"],
+        "space": options["space"],
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
         **_reconciling(options),
     }
-    return api.recipe_of(models, method, base, _parameters(options, method), keys, own)
+    if adapters:
+        keys |= {"base_model": options["base"], "heads": options["heads"]}
+    kind = "adapter" if adapters else "model"
+    return api.recipe_of(models, method, base, _parameters(options, method), keys, own, kind=kind)
 
 
 def _tokenizer(text: str | None, models: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.recipes.documents import read_recipes
 from symfuse.recipes.effect import without_effect
-from symfuse.recipes.options import RECIPE_KEYS, named, recipe_of, recipe_of_arguments
+from symfuse.recipes.options import RECIPE_KEYS, named, plain, recipe_of, recipe_of_arguments
 from symfuse.recipes.parser import parse_recipe
 from symfuse.recipes.schema import (
     Align,
@@ -22,6 +22,6 @@ from symfuse.recipes.schema import (
 
 __all__ = [
     "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice",
-    "Tokenizer", "named", "parse_recipe", "read_recipes", "recipe_of", "recipe_of_arguments", "settings_for",
+    "Tokenizer", "named", "parse_recipe", "plain", "read_recipes", "recipe_of", "recipe_of_arguments", "settings_for",
     "without_effect",
 ]  # fmt: skip

@@ -25,13 +25,15 @@ def recipe_of(
     parameters: Mapping[str, Any],
     keys: Mapping[str, Any],
     own: Sequence[Mapping[str, Any]] = (),
+    *,
+    kind: str = "model",
 ) -> Recipe:
     """models: as written in recipes. base: the index of one. parameters: one value for all models, or a list with one
     for each, without the base if the method has one. keys: more keys of the recipe; None is left out. own: more keys
-    of each model."""
+    of each model. kind: "adapter" for folders of adapters."""
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
     shared, each = _split(parameters, len(listed))
-    blocks = [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)]
+    blocks = [{kind: m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)]
     recipe: dict[str, Any] = {
         "merge_method": method.name,
         "models": [block | dict(own[i] if own else {}) for i, block in enumerate(blocks)],
@@ -77,8 +79,7 @@ def recipe_of_arguments(
         "force_config": force_config or None,
         "seed": seed or None,
     }
-    values = {name: _plain(value) for name, value in parameters.items()}
-    return recipe_of([_written(name) for name in names], method, base, values, keys)
+    return recipe_of([_written(name) for name in names], method, base, plain(parameters), keys)
 
 
 def _head(heads: str | int, names: Sequence[str]) -> str:
@@ -96,6 +97,11 @@ def _head(heads: str | int, names: Sequence[str]) -> str:
 def _written(name: str) -> Any:
     """A model as written in a recipe: a name with + or @, or with spaces around it, as a path."""
     return {"model": {"path": name}} if set("+@") & set(name) or name != name.strip() else name
+
+
+def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """With `_plain` values."""
+    return {name: _plain(value) for name, value in parameters.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from symfuse.adapters.spaces import SPACES
 from symfuse.errors import OptionError
 from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
@@ -23,7 +24,20 @@ _TOKENIZERS = ("tokenizer", "tokenizer_source")
 _KEYS = (
     *("name", "merge_method", "base_model", *_LAYOUTS, "parameters", "dtype", "out_dtype", *_TOKENIZERS),
     *("chat_template", "align", "data", "seed", "heads", "foreign", "missing_bias", "force_config"),
+    *("rank", "space"),
 )
+_OF_ADAPTERS = {
+    "name",
+    "merge_method",
+    "base_model",
+    "models",
+    "parameters",
+    "dtype",
+    "out_dtype",
+    "seed",
+    "rank",
+    "space",
+}
 _SWITCHES = ("scaling", "one_pass", "biases")
 _ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
 _OF_EXPERTS = "this recipe is for a mixture of experts, which mergekit-moe builds; symfuse does not"
@@ -70,6 +84,7 @@ def read_recipe(document: Document) -> Recipe:
     layout = _layout(root, fields, _LAYOUTS)
     base = _optional_model(fields)
     models = _models(fields["models"], method) if layout == "models" else ()
+    _require_of_adapters(fields, models)
     if "align" in root.mapping() and "align" not in fields:
         root.mapping()["align"].fail("the block is empty; write `align: {}` to align with the usual options")
     return Recipe(
@@ -88,6 +103,8 @@ def read_recipe(document: Document) -> Recipe:
         data=_data(fields["data"], method) if "data" in fields else None,
         seed=fields["seed"].integer(0) if "seed" in fields else 0,
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
+        rank=fields["rank"].integer(1) if "rank" in fields else None,
+        space=fields["space"].choice(SPACES) if "space" in fields else None,
         text=document.text,
         places=dict(_places(root)),
         notes=notes,
@@ -110,6 +127,22 @@ def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
     read = Item({key: item for key, item in root.mapping().items() if key not in unread}, root.where, root.line, "")
     notes = tuple(f"{root.mapping()[key].place}: without effect: {why}" for key, why in unread.items())
     return read.fields(_KEYS, _NOT_OURS), notes
+
+
+def _require_of_adapters(fields: Mapping[str, Item], models: Sequence[Input]) -> None:
+    """OptionError for adapters beside models, and for keys that only a merge of one kind has."""
+    of_adapters = any(entry.is_adapter for entry in models)
+    for item, entry in zip(fields["models"].sequence() if of_adapters else (), models, strict=False):
+        if not entry.is_adapter:
+            item.fail(
+                f"{entry.model} is a model, beside adapters; to merge models, write each adapter with its base "
+                "(model: BASE+ADAPTER)"
+            )
+    for key, item in fields.items():
+        if of_adapters and key not in _OF_ADAPTERS:
+            item.fail(f"{key} is not for a merge of adapters; write each with its base (model: BASE+ADAPTER)")
+        if not of_adapters and key in ("rank", "space"):
+            item.fail(f"{key} is for a merge of adapters (models: - adapter: FOLDER); leave it out")
 
 
 def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:
@@ -213,17 +246,21 @@ def _optional_model(fields: Mapping[str, Item]) -> ModelRef | None:
 
 
 def _models(item: Item, method: Method) -> tuple[Input, ...]:
-    keys = ("model", "parameters", "data", "statistics")
+    keys = ("model", "adapter", "parameters", "data", "statistics")
     return tuple(_input(part, method, part.fields(keys, _ONLY_IN_SLICES)) for part in item.sequence())
 
 
 def _input(item: Item, method: Method, fields: Mapping[str, Item]) -> Input:
+    is_adapter = "adapter" in fields
+    if is_adapter and "model" in fields:
+        item.fail("both model and adapter; for a model with its adapter write `model: BASE+ADAPTER`")
     return Input(
-        _model(_required(item, fields, "model")),
+        ModelRef(fields["adapter"].text()) if is_adapter else _model(_required(item, fields, "model")),
         read_settings(fields.get("parameters"), method, of_model=True),
         _layer_range(fields["layer_range"]) if "layer_range" in fields else None,
         _data(fields["data"], method) if "data" in fields else None,
         _statistics(fields["statistics"], method) if "statistics" in fields else None,
+        is_adapter,
     )
 
 

@@ -158,13 +158,15 @@ class Data:
 @dataclass(frozen=True)
 class Input:
     """A model that is merged. layer_range: first layer, and the one after the last; None: all. data: its own, for
-    data-driven methods. statistics: the folder of saved statistics, instead of data."""
+    data-driven methods. statistics: the folder of saved statistics, instead of data. is_adapter: an adapter's folder,
+    merged as such."""
 
     model: ModelRef
     parameters: Settings = field(default_factory=dict)
     layer_range: tuple[int, int] | None = None
     data: Data | None = None
     statistics: str | None = None
+    is_adapter: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,9 @@ class Tokenizer:
 class Recipe:
     """A merge. Exactly one of models, slices and modules is not empty. name: other recipes of the file refer to the
     result by it. data: of all models (see `Data`). foreign, missing_bias, force_config: for models that do not fit (see
-    `Reconcile`). text: the YAML, as read. places: file, line and path of every key, by path; empty if the recipe was
-    not a text. notes: a line for each key without effect."""
+    `Reconcile`). rank, space: of a merge of adapters into one (`recipes.adapters`). text: the YAML, as read. places:
+    file, line and path of every key, by path; empty if the recipe was not a text. notes: a line for each key without
+    effect."""
 
     merge_method: str
     models: tuple[Input, ...] = ()
@@ -251,6 +254,8 @@ class Recipe:
     foreign: Literal["refuse", "drop", "keep"] = "refuse"
     missing_bias: Literal["refuse", "zero"] = "refuse"
     force_config: bool = False
+    rank: int | None = None
+    space: str | None = None
     text: str = ""
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = ()
@@ -269,6 +274,11 @@ class Recipe:
     def inputs(self) -> list[Input]:
         """Every model that is merged, of all parts, in order."""
         return [entry for part in self.parts for entry in (*part.models, *(s for x in part.slices for s in x.sources))]
+
+    @property
+    def of_adapters(self) -> bool:
+        """Whether adapters are merged into one."""
+        return any(entry.is_adapter for entry in self.models)
 
     @property
     def whole(self) -> bool:

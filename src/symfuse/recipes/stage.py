@@ -83,7 +83,17 @@ def models_of(recipe: Recipe) -> list[ModelRef]:
 def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
     """Open every model that the recipe names; only headers are read. known: models in memory, and results of earlier
     recipes."""
+    require_models(recipe)
     return {ref: open_model(recipe, ref, known or {}) for ref in models_of(recipe)}
+
+
+def require_models(recipe: Recipe) -> None:
+    """OptionError for a recipe of adapters."""
+    if recipe.of_adapters:
+        raise OptionError(
+            "a recipe of adapters is merged by `symfuse merge` or symfuse.merge_recipe, alone in its file, and its "
+            "result is no model; as models they are written with their base (model: BASE+ADAPTER)"
+        )
 
 
 def open_model(recipe: Recipe, ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:

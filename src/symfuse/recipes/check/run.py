@@ -27,7 +27,17 @@ from symfuse.recipes.check.report import Alignment, Problem, Report
 from symfuse.recipes.learn import inputs_of, statistics_of, tasks_of
 from symfuse.recipes.plan import plan_recipe, template_of, why_template
 from symfuse.recipes.schema import Align, ModelRef, Recipe
-from symfuse.recipes.stage import Stage, models_of, open_model, order_of, plan, prepare, reconcile_of, require_one_frame
+from symfuse.recipes.stage import (
+    Stage,
+    models_of,
+    open_model,
+    order_of,
+    plan,
+    prepare,
+    reconcile_of,
+    require_models,
+    require_one_frame,
+)
 from symfuse.rewriting import Reconcile, harmonise
 from symfuse.rewriting.rewritten import drop
 
@@ -178,10 +188,12 @@ def check_all(
 
     Reads headers, configs and tokenizer files; with `sample`, at most 16 MB of weights; and rotary frequencies and
     counters, a few numbers each. known: as for `open_models`. Later recipes may name results of earlier ones. target:
-    of the last. Errors of models and recipes are not raised, but listed in `problems`.
+    of the last. Errors of models and recipes are not raised, but listed in `problems`. OptionError for a recipe of
+    adapters.
     """
     out, results = list[Report](), dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
+        require_models(recipe)
         one = _Check(recipe, target if number == len(recipes) else None, results, sample)
         merged = one.all({**(known or {}), **results})
         out.append(one.report)
