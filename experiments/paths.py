@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ HEAD = (
     "way", "pairs", "barrier", "% of plain", "over the mean", "% of plain", "midpoint loss", "midpoint accuracy",
     "least accuracy", "seconds",
 )  # fmt: skip
+BY_SEED = ("seeds of learning", "% of plain: spread by seed", "largest")  # where a way has several seeds of learning
 
 
 def measured(apart: Apart, name: str, way: Way, split: Any = "test") -> Row:
@@ -65,14 +67,44 @@ class Paths:
         return list(self.by_pair(method, name).values())
 
     def by_pair(self, method: str, name: str = "barrier") -> dict[tuple[Any, Any], float]:
+        """The mean over the seeds of learning."""
+        return {pair: statistics.fmean(shares) for pair, shares in self.by_seed(method, name).items()}
+
+    def by_seed(self, method: str, name: str = "barrier") -> dict[tuple[Any, Any], list[float]]:
+        """What is left of the plain barrier by pair, one share for each seed of learning."""
         plain = {(row["source"], row["anchor"]): row[name] for row in self.way("plain")}
-        pairs = [(row, (row["source"], row["anchor"])) for row in self.way(method)]
-        return {pair: row[name] / plain[pair] for row, pair in pairs if plain.get(pair)}
+        return {
+            pair: [row[name] / plain[pair] for row in rows]
+            for pair, rows in self.rows_by_pair(method).items()
+            if plain.get(pair)
+        }
+
+    def rows_by_pair(self, method: str) -> dict[tuple[Any, Any], list[Row]]:
+        pairs: dict[tuple[Any, Any], list[Row]] = {}
+        for row in self.way(method):
+            pairs.setdefault((row["source"], row["anchor"]), []).append(row)
+        return pairs
+
+    def spread(self, method: str) -> list[str]:
+        """How many seeds of learning a pair has, the standard deviation of what they leave within pairs (pooled), and
+        the most that one leaves."""
+        seeds = list(self.by_seed(method).values())
+        several = [shares for shares in seeds if len(shares) > 1]
+        if not several:
+            return ["–"] * len(BY_SEED)
+        free = sum(len(shares) - 1 for shares in several)
+        pooled = math.sqrt(sum((len(shares) - 1) * statistics.variance(shares) for shares in several) / free)
+        return [str(min(map(len, seeds))), f"{100 * pooled:.2f}", f"{100 * max(map(max, seeds)):.2f}"]
 
     def gains(self, worse: str, good: str) -> list[float]:
         """By how many shares of the plain barrier one way leaves less than another, by pair that has both."""
         one, other = self.by_pair(worse), self.by_pair(good)
         return [one[pair] - other[pair] for pair in one if pair in other]
+
+    def few(self, first: str, second: str, third: str, share: float) -> list[float]:
+        """By pair that has all three ways: by how much the gain of the third is under a share of that of the second."""
+        a, b, c = (self.by_pair(method) for method in (first, second, third))
+        return [share * (a[pair] - b[pair]) - (b[pair] - c[pair]) for pair in a if pair in b and pair in c]
 
     def left(self, method: str) -> str:
         return f"{method} {mean_error(self.shares(method), 1, 100)} %"
@@ -83,32 +115,41 @@ class Paths:
         return f"{self.left(good)}, {self.left(worse)} of plain", better(gains) if gains else None
 
     def none(self, method: str) -> tuple[str, bool | None]:
-        """What a way leaves of the plain barrier, and whether that is NOTHING."""
+        """What a way leaves of the plain barrier, and whether its mean over pairs is below NOTHING (or above)."""
         shares = self.shares(method)
-        return f"{self.left(method)} of plain", statistics.fmean(shares) <= NOTHING if shares else None
+        return f"{self.left(method)} of plain", better([NOTHING - share for share in shares]) if shares else None
 
     def line(self, method: str) -> list[str]:
-        rows = self.way(method)
-        least = [min(accuracy for _, _, accuracy in row["curve"]) for row in rows]
+        pairs = self.rows_by_pair(method).values()
+
+        def mean(value: Callable[[Row], float], digits: int) -> str:
+            return mean_error([statistics.fmean(map(value, rows)) for rows in pairs], digits)
+
         cells = [
-            mean_error([row["barrier"] for row in rows], 3),
+            mean(lambda row: row["barrier"], 3),
             mean_error(self.shares(method), 1, 100),
-            mean_error([row["barrier over mean"] for row in rows], 3),
+            mean(lambda row: row["barrier over mean"], 3),
             mean_error(self.shares(method, "barrier over mean"), 1, 100),
-            mean_error([row["midpoint loss"] for row in rows], 3),
-            mean_error([row["midpoint accuracy"] for row in rows], 3),
-            mean_error(least, 3),
-            mean_error([row["seconds"] for row in rows], 0),
+            mean(lambda row: row["midpoint loss"], 3),
+            mean(lambda row: row["midpoint accuracy"], 3),
+            mean(lambda row: min(accuracy for _, _, accuracy in row["curve"]), 3),
+            mean(lambda row: row["seconds"], 0),
+            *(self.spread(method) if self.has_seeds else []),
         ]
         shares = [
             f"{paper[method]:.2f} ({100 * paper[method] / paper['plain']:.0f} %)" if method in paper else "–"
             for paper in self.papers.values()
         ]
-        return [method, str(len(rows)), *cells, *shares]
+        return [method, str(len(pairs)), *cells, *shares]
+
+    @property
+    def has_seeds(self) -> bool:
+        return any(row.get("seed") for row in self.rows)
 
     def table(self) -> str:
         methods = dict.fromkeys(row["method"] for row in self.rows)
-        return table([*HEAD, *(f"paper: {name}" for name in self.papers)], map(self.line, methods))
+        head = [*HEAD, *(BY_SEED if self.has_seeds else ())]
+        return table([*head, *(f"paper: {name}" for name in self.papers)], map(self.line, methods))
 
     def ends(self) -> str:
         rows = self.way("plain")

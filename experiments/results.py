@@ -35,8 +35,8 @@ The rows decide each claim ("holds?"). A gain is confirmed ("yes") if the mean g
 zero, and rejected ("no") if it is below zero, each by Student's one-sided test at 5 %. It is also rejected if nothing
 changes at all (in Table 1 of Zhang et al. also if that test excludes half a point). Otherwise it is undecided, as it
 often is with three pairs. Of a hundred such verdicts five are expected by chance. Pairs that share a model are
-counted as independent. Claims that name a threshold (no barrier, settled, a share of time) are decided by the mean
-alone.
+counted as independent. Claims that no barrier is left, or that little is gained, are decided by the same test, of
+the distance from their threshold. Other thresholds (settled, a share of time) are decided by the mean alone.
 """
 
 

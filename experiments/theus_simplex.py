@@ -128,7 +128,7 @@ alone). Learned: starts from there and minimises the loss of random points of th
                 says = (
                     f"three models: learned, no barrier is left on the simplex (at most {NOTHING:.0%} of the plain one)"
                 )
-                holds = fmean(left["learned"].values()) <= NOTHING
+                holds = better([NOTHING - share for share in left["learned"].values()])
                 claims.append(Claim(says, f"{name}: {percent['learned']} of plain", holds))
         return claims
 

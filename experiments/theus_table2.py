@@ -6,9 +6,9 @@ The mean of two models, saved: python experiments/theus_table2.py vit 0 1 "learn
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import peers
@@ -16,8 +16,8 @@ from config import Config
 from drawing import figure, legend
 from families import Seed
 from paths import NOTHING, Paths, draw_curves, measured, ordered
-from study import Claim, Key, Part, Row, Study, mean_error
-from ways import FREE, OPTIONS, WAYS, Apart, Way, outcome_of
+from study import Claim, Key, Part, Row, Study, better, mean_error
+from ways import FREE, OPTIONS, SEED, WAYS, Apart, Way, outcome_of
 
 import symfuse
 from symfuse.errors import SymfuseError
@@ -43,14 +43,14 @@ FEW = 0.1  # of what learning gains
 
 class Table2(Study):
     """Options: families: {NAME: {pairs: [[seed, seed], …], methods: […] of WAYS and PEERS, once: […] (on the first pair
-    alone), trials: whether the ways without labels are compared on the first pair and the part "match", paper: columns
-    of its table, and the options of `Apart`}}."""
+    alone), seeds: {METHOD: number of seeds of learning, 1 if not named}, trials: whether the ways without labels are
+    compared on the first pair and the part "match", paper: columns of its table, and the options of `Apart`}}."""
 
     name = "theus_table2"
     paper = "theus"
     title = "Theus et al., Table 2: barriers by method"
     keys = ("family", "source", "anchor", "method", "split")
-    known = ("families", "pairs", "methods", "once", "trials", "paper", *OPTIONS)
+    known = ("families", "pairs", "methods", "once", "seeds", "trials", "paper", *OPTIONS)
     about = """
 The barrier on the straight path between two independently trained models: the largest rise of the test loss above the
 chord between the ends, in nats, on 11 points and the halved intervals around the highest. "Over the mean": above the
@@ -74,7 +74,9 @@ The paper's models are larger (6 layers of width 256), and so are its data; its 
         for name, about in self.options["families"].items():
             for number, (first, second) in enumerate(about["pairs"]):
                 once = about.get("once", []) if number == 0 else []
-                yield from ((name, first, second, method, "test") for method in [*about["methods"], *once])
+                for method in [*about["methods"], *once]:
+                    part = (name, first, second, method, "test")
+                    yield from (with_seed(part, seed) for seed in range(about.get("seeds", {}).get(method, 1)))
             if about.get("trials"):
                 yield from ((name, *about["pairs"][0], method, "match") for method in ("plain", *FREE))
 
@@ -84,11 +86,16 @@ The paper's models are larger (6 layers of width 256), and so are its data; its 
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:
         if part not in done:
-            yield {**dict(zip(self.keys, part, strict=True)), **self.measured(part)}
+            named = dict(zip((*self.keys, "seed"), (*part, SEED), strict=False))
+            yield {**named, **self.measured(part)}
+
+    def key(self, row: Mapping[str, Any]) -> Key:
+        """With the seed of learning, if it is not the first."""
+        return with_seed(super().key(row), row.get("seed", SEED))
 
     def measured(self, part: Part) -> Row:
-        name, first, second, method, split = part
-        apart = self.apart(name, first, second)
+        name, first, second, method, split, seed = (*part, SEED)[:6]
+        apart = replace(self.apart(name, first, second), seed=seed)
         if method in peers.CIRCUITS:
             inner = peers.CIRCUITS[method]
             return peers.measured_in_circuits(apart, inner, way(inner), split)
@@ -127,6 +134,10 @@ The paper's models are larger (6 layers of width 256), and so are its data; its 
             legend(axes)
 
 
+def with_seed(part: Part, seed: int) -> Part:
+    return part if seed == SEED else (*part, seed)
+
+
 def way(method: str) -> Way:
     return {**FREE, **WAYS, **peers.WAYS}[method]
 
@@ -160,7 +171,7 @@ def _claims(name: str, paths: Paths) -> Iterator[Claim]:
         says = (
             f"permutations of weight matching are final: learning them too gains under {FEW:.0%} of what learning gains"
         )
-        yield Claim(says, here, fmean(more) < FEW * fmean(all_of_it))
+        yield Claim(says, here, better(paths.few("weight matching", "learned orthogonal", too, FEW)))
 
 
 def save_mean(study: Table2, name: str, seeds: Sequence[Seed], method: str, folder: Path) -> None:

@@ -50,7 +50,8 @@ class Apart:
     """Models that are to be connected: of a family of a config, by their seeds; the last is the anchor.
 
     options: OPTIONS among others: of learning its steps, rate, share of distillation, number of batches, and whether it
-    starts from activations. narrow: the family of the first, if that is of another width.
+    starts from activations. narrow: the family of the first, if that is of another width. seed: of learning, which
+    decides the order of the data and the points of the path.
     """
 
     config: Config
@@ -58,6 +59,7 @@ class Apart:
     seeds: tuple[Seed, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     narrow: str | None = None
+    seed: int = SEED
 
     @functools.cached_property
     def family(self) -> Family:
@@ -77,7 +79,7 @@ class Apart:
         options = {key: self.options[key] for key in OPTIONS[:3] if key in self.options} | own
         validation = first(self.family.task("match"), VALIDATED)
         options |= {"build": self.family.build, "device": self.config.device, "journal": journal, "progress": say}
-        return Learning(self.learned_on, validation, seed=SEED, **options)
+        return Learning(self.learned_on, validation, seed=self.seed, **options)
 
     def file(self, way: str) -> Path:
         """Of what is kept of a way, without its ending: by the models, options and data."""
@@ -85,6 +87,7 @@ class Apart:
         options = {key: self.options.get(key) for key in OPTIONS}
         digest = corpora.digest([sources, options, self.config.families[self.name]])
         name = f"{self.narrow or self.name} {'-'.join(map(str, self.seeds))} {way}".replace(" ", "_")
+        name += f"_{self.seed}" if self.seed != SEED else ""
         return cache() / f"connect-{VERSION}" / f"{name}-{digest}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,38 @@ def test_claims_of_table_2_follow_the_rows() -> None:
     found = [claim for claim in study.claims(rows_of(turned)) if claim.here.startswith("vit")]
     assert found[0].holds
     assert not any(claim.holds for claim in found[1:])
+
+
+def test_seeds_of_learning_count_once_for_each_pair() -> None:
+    rows = rows_of({"plain": (2.0, 1.0, 4.0), "learned orthogonal": (0.01, 0.004, 0.02)})
+    rows += [
+        {**row, "seed": seed, "barrier": row["barrier"] + more}
+        for seed, more in ((1, 0.04), (2, 0.02))
+        for row in rows
+        if row["method"] == "learned orthogonal"
+    ]
+    study, found = study_named("theus_table2", Config.read("long")), paths.Paths.of(rows)
+    assert len({study.key(row) for row in rows}) == len(rows) == 12
+    assert_close(found.shares("learned orthogonal"), [0.015, 0.024, 0.01])
+    variance = [(0.02 / plain) ** 2 for plain in (2.0, 1.0, 4.0)]
+    assert found.spread("learned orthogonal") == ["3", f"{100 * (sum(variance) / 3) ** 0.5:.2f}", "4.40"]
+    assert found.spread("plain") == ["–"] * 3
+    assert found.none("learned orthogonal")[1] is None  # their mean is above 1 %; so few pairs do not say that it is
+    low = rows_of({"plain": (1.0, 1.0, 1.0), "learned orthogonal": (0.004, 0.005, 0.003)})
+    assert paths.Paths.of(low).none("learned orthogonal")[1] is True
+    high = rows_of({"plain": (1.0, 1.0, 1.0), "learned orthogonal": (0.04, 0.05, 0.03)})
+    assert paths.Paths.of(high).none("learned orthogonal")[1] is False
+    one = rows_of({"plain": (1.0,), "learned orthogonal": (0.004,)})
+    assert paths.Paths.of(one).none("learned orthogonal")[1] is None
+
+
+def test_a_seed_of_learning_reaches_it_and_what_is_kept(apart: ways.Apart) -> None:
+    study = study_named("theus_table2", Config.read("long"))
+    parts = [part for part in study.parts() if part[:4] == ("vit", 0, 1, "learned orthogonal")]
+    assert [part[5:] for part in parts] == [(), (1,)]
+    other = replace(apart, seed=2)
+    assert other.learning(Path("journal")).seed == 2
+    assert other.file("learned orthogonal").name != apart.file("learned orthogonal").name
 
 
 @pytest.mark.parametrize("name", LONG)
