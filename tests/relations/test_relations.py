@@ -119,6 +119,13 @@ def test_a_change_of_one_bias_is_not_the_same_function() -> None:
     assert symfuse.relate(shifted, base).kind == SAME_FUNCTION
 
 
+def test_models_of_zeros_are_the_same_and_of_no_other() -> None:
+    model = MODELS["llama-lm"]()
+    zero = model.replace(tensors={name: torch.zeros_like(tensor) for name, tensor in model.items()}, name="zero")
+    assert symfuse.relate(zero, zero).kind == SAME_WEIGHTS
+    assert not symfuse.relate(model, zero).verdict.related
+
+
 def test_a_fine_tune_is_low_rank_or_partial_only_where_it_is() -> None:
     base = MODELS["llama-lm"](0)
     (words,) = [symfuse.relate(changed(base, low_rank), base).verdict.details]

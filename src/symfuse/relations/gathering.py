@@ -191,13 +191,14 @@ def _vectors(pair: Pair) -> float:
 
 
 def _equal(pair: Pair) -> float:
-    """The share of numbers that are equal in place, zeros and ones not counted."""
-    same = count = 0
+    """The share of numbers that are equal in place, zeros and ones not counted, if there are others."""
+    same, count, all_same = 0, 0, True
     for name in pair.names:
         a, b = pair.source[name], pair.anchor[name]
-        kept = (b != 0) & (b != 1)
-        same, count = same + int(((a == b) & kept).sum()), count + int(kept.sum())
-    return same / count if count else 1.0
+        equal, kept = a == b, (b != 0) & (b != 1)
+        same, count = same + int((equal & kept).sum()), count + int(kept.sum())
+        all_same = all_same and bool(equal.all())
+    return same / count if count else float(all_same)
 
 
 def _grid(model: Model) -> int | None:

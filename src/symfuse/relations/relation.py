@@ -82,7 +82,7 @@ def evidence_of(source: Model, anchor: Model, *, quick: bool = False) -> Evidenc
     pair = fitted(source, anchor)
     here, _ = gather(pair.source, pair.anchor, placed=True, quick=quick)
     found = here
-    if not here.worst >= COSINE:
+    if not here.worst >= COSINE and here.equal < 1:  # units that are zero have no cosine
         found, _ = gather(pair.source, pair.anchor, quick=quick)
         if quick and not found.worst >= SURE:
             found, _ = gather(pair.source, pair.anchor)

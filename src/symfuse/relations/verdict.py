@@ -51,7 +51,7 @@ class Verdict:
 def decide(e: Evidence) -> Verdict:
     """The verdict for two models of one family."""
     moved = e.placed == "matched"
-    if not e.cosine >= COSINE:
+    if not e.cosine >= COSINE and not _same(e):
         shared = e.agreement > CHANCE
         return Verdict(APART if shared else UNRELATED, None, _apart(e), e.cosine)
     kind, details = _kind(e)
@@ -73,9 +73,14 @@ def _apart(e: Evidence) -> tuple[str, ...]:
     return (f"units are alike to a cosine of {e.cosine:.2f}",)
 
 
+def _same(e: Evidence) -> bool:
+    """Also of models of zeros, whose units have no cosine."""
+    return e.placed == "in place" and e.equal == 1.0 and all(one.relative <= UNTOUCHED for one in e.changes)
+
+
 def _kind(e: Evidence) -> tuple[str, tuple[str, ...]]:
     changed = [one for one in e.changes if one.relative > UNTOUCHED]
-    if e.placed == "in place" and e.equal == 1.0 and not changed:
+    if _same(e):
         return SAME_WEIGHTS, ()
     if e.relative <= ROUNDING and e.vectors <= ROUNDING:
         return SAME_FUNCTION, ()
