@@ -109,7 +109,9 @@ def rebase(
 
 def is_adapter_folder(finetune: Source) -> bool:
     """Whether a fine-tune is given as the folder of an adapter, without its base."""
-    return isinstance(finetune, str | os.PathLike) and Path(finetune).is_dir() and is_adapter(Path(finetune))
+    if not isinstance(finetune, str | os.PathLike):
+        return False
+    return os.path.isdir(finetune) and is_adapter(Path(finetune))  # noqa: PTH112 - false for names that are too long
 
 
 def _known(alignment: Alignment | str | os.PathLike[str], base: Checkpoint, onto: Checkpoint) -> Alignment:
