@@ -92,6 +92,8 @@ def test_ties_are_refused_and_said() -> None:
     flat = torch.eye(model.spec.axes["vocab"].size, n, dtype=torch.float64)
     with pytest.raises(SymmetryError, match=r"residual: values that orient these axes tie"):
         symfuse.digest(changed(model.checkpoint, {model.spec.file_name("embed_tokens.weight"): flat}))
+    with pytest.raises(SymmetryError, match=r"residual.*: values that orient these axes tie"):
+        symfuse.digest(changed(model.checkpoint, {name: torch.zeros_like(t) for name, t in model.checkpoint.items()}))
 
 
 def test_equal_neurons_may_change_places() -> None:

@@ -64,3 +64,7 @@ def test_shares_of_two_models_add_up_and_are_said(tmp_path: Path, monkeypatch: p
     assert before.shares("axis")["qk"] == before.by("axis")["qk"].squared / before.whole.squared
     for axis in before.by("axis"):
         assert f"{before.shares('axis')[axis]:.1%}, {after.shares('axis')[axis]:.1%}" in said
+
+
+def test_the_cosine_of_numbers_whose_squares_are_subnormal() -> None:
+    assert Gap(0.0, 3e-170, 3e-170, 3e-170).cosine == pytest.approx(1.0)

@@ -173,6 +173,11 @@ def test_it_says_how_the_bases_are_related() -> None:
         "far": MODELS["llama-lm"](1),
     }.items():
         kinds[name] = relation(a if name != "moved" else Model.of(g(a.checkpoint)), Model.of(other)).kind
+    told = {
+        alpha: symfuse.rebase(trained(a.checkpoint), a.checkpoint, a.checkpoint, alpha=alpha) for alpha in (1.0, 0.5)
+    }
+    assert told[1.0].expect.endswith("the result computes what the fine-tune does")
+    assert told[0.5].expect.endswith("the result has 0.5 of what the fine-tune changed")
     assert kinds == {"moved": "moved", "near": "trained on", "far": "trained apart"}
 
 
@@ -188,6 +193,9 @@ def test_bad_input_is_one_error() -> None:
         symfuse.rebase(tuned, a, b, alignment=back)
     with pytest.raises(OptionError):
         symfuse.rebase(tuned, a, b, axes="nothing")
+    for alpha in (float("nan"), float("inf")):
+        with pytest.raises(OptionError, match="expected a finite number"):
+            symfuse.rebase(tuned, a, b, alpha=alpha)
     other = symfuse.rebase(b, a, b, alpha=0.0, axes="ffn")
     assert any("does not look like a fine-tune" in note for note in other.notes)
 
@@ -213,7 +221,7 @@ def test_the_command_writes_what_python_does(tmp_path: Path, monkeypatch: pytest
         ("--by", "out/alignment-bases.symfuse", "--axes", "ffn"): "leave --data and --axes out",
         ("--limit", "3"): "--limit: only with --data",
         ("--towards", "2"): "2.0 is not in the range",
-        ("--by", "none"): "none",
+        ("--by", "none"): "none does not exist; expected an alignment",
     }.items():
         result = run("rebase", "tuned", "--from", "a", "--onto", "b", "-o", "new", *words)
         assert result.exit_code != 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import symfuse
 from command import data, done, run
-from contract.tiny import MODELS
+from contract.tiny import MODELS, TEXT, of
 from symfuse.alignment.alignment import random_alignment
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint
@@ -123,7 +123,22 @@ def test_models_of_zeros_are_the_same_and_of_no_other() -> None:
     model = MODELS["llama-lm"]()
     zero = model.replace(tensors={name: torch.zeros_like(tensor) for name, tensor in model.items()}, name="zero")
     assert symfuse.relate(zero, zero).kind == SAME_WEIGHTS
-    assert not symfuse.relate(model, zero).verdict.related
+    found = symfuse.relate(model, zero)
+    assert found.kind == UNRELATED  # "trained apart" would say that their matchings agree
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_what_is_zero_in_one_model_alone_differs(ndim: int) -> None:
+    """A matrix that was set to zero; biases that were trained from zero, and nothing else."""
+    model = MODELS["bert"]()
+    names = {1: [name for name in model if name.endswith("bias")], 2: ["encoder.layer.1.output.dense.weight"]}[ndim]
+    zero = model.replace(tensors={**dict(model.items()), **{name: torch.zeros_like(model[name]) for name in names}})
+    for one, other in ((model, zero), (zero, model)):
+        found = symfuse.relate(one, other)
+        assert found.kind not in (SAME_WEIGHTS, SAME_FUNCTION)
+        assert found.verdict.related
+        changes = {one.tensor for one in found.evidence.changes if one.relative > 0.1}  # type: ignore[union-attr]
+        assert len(changes) == ndim - 1
 
 
 def test_a_fine_tune_is_low_rank_or_partial_only_where_it_is() -> None:
@@ -256,14 +271,26 @@ def test_a_merge_is_taken_apart() -> None:
     base = MODELS["bert"](0)
     one, other = changed(base, noisy), changed(base, low_rank)
     mean = base.replace(tensors={name: 0.3 * one[name] + 0.7 * other[name] for name in base})
-    weights, left = mixture(Model.of(mean), [Model.of(one), Model.of(other)], moved=False)
+    _, weights, left = mixture(Model.of(mean), [Model.of(one), Model.of(other)], moved=False)
     assert weights == pytest.approx((0.3, 0.7), abs=1e-6)
     assert left < 1e-6
-    weights, left = mixture(Model.of(mean), [Model.of(moved(one)), Model.of(other)], moved=True)
+    _, weights, left = mixture(Model.of(mean), [Model.of(moved(one)), Model.of(other)], moved=True)
     assert weights == pytest.approx((0.3, 0.7), abs=0.05)
     found = symfuse.relate(mean.replace(name="mean"), [one.replace(name="one"), other.replace(name="other")])
     assert [merge.model for merge in found.merges] == ["mean"]
-    assert mixture(Model.of(one), [Model.of(other), Model.of(base)], moved=False)[1] > 0.5
+    assert mixture(Model.of(one), [Model.of(other), Model.of(base)], moved=False)[2] > 0.5
+
+
+def test_a_merge_is_found_beside_its_base_and_copies() -> None:
+    """The base has no part in it, and of a part that is there twice one is named."""
+    base = MODELS["bert"](0)
+    models = {"base": base, "one": changed(base, noisy), "other": changed(base, low_rank)}
+    models["again"] = models["one"]
+    models["mean"] = base.replace(tensors={n: 0.3 * models["one"][n] + 0.7 * models["other"][n] for n in base})
+    first, *rest = (model.replace(name=name) for name, model in models.items())
+    (found,) = symfuse.relate(first, rest, quick=True).merges
+    assert (found.model, found.parts) == ("mean", ("one", "other"))
+    assert found.weights == pytest.approx((0.3, 0.7), abs=1e-3)
 
 
 def test_many_models_make_a_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +332,6 @@ def test_fitted_refuses_other_sizes() -> None:
     assert evidence_of(pair.source, pair.anchor).cosine < 0.7
     with pytest.raises(IncompatibleError, match="different families"):
         fitted(Model.of(MODELS["bert"](0)), Model.of(MODELS["vit"](0)))
+    other = of("BertModel", "BertConfig", TEXT, num_hidden_layers=1, hidden_size=12)()
+    with pytest.raises(IncompatibleError, match=r"differ in size \(.*residual 20 and 12.*all other sizes are equal"):
+        fitted(Model.of(MODELS["bert"](0)), Model.of(other))

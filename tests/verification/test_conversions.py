@@ -305,3 +305,19 @@ def test_the_first_tensor_is_printed(tmp_path: Path) -> None:
     assert "tensors: vit.encoder.layer.0.attention.attention." in result.stdout
     quiet = run("verify", str(tmp_path / "model"), str(tmp_path / "timm"), "-q")
     assert "attention.query.weight" in quiet.stderr
+
+
+def test_integers_are_compared_and_a_file_of_names_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = MODELS["bert"]()
+    model.save("a")
+    model.save("b")
+    name = "encoder.layer.0.intermediate.dense.weight"
+    save_file({**dict(model.items()), name: (model[name] * 40).to(torch.int8)}, "b/model.safetensors")
+    found = run("verify", "a", "b")
+    assert (found.exit_code, isinstance(found.exception, SystemExit)) == (7, True)
+    assert f"{name} differs by" in found.output
+    Path("names.yml").write_text("hi", "utf-8")
+    found = run("verify", "a", "a", "--names", "names.yml")
+    assert found.exit_code == 2
+    assert "names.yml: expected a mapping" in found.output

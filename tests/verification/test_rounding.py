@@ -10,6 +10,7 @@ import torch
 import symfuse
 from command import data, run
 from contract.tiny import MODELS, model_of
+from symfuse.errors import CheckpointError
 from symfuse.model import Model
 from symfuse.verification.rounding import FORMS, linear_maps, rounded, rounding_of
 
@@ -61,6 +62,13 @@ def test_a_rotation_spreads_planted_outliers() -> None:
     assert errors["rotated"] < errors["as it is"] / 2
     plain = {row.form: row.outputs for row in rounding_of(model, bits=(4,), groups=(0,))[0]}
     assert errors["rotated"] == pytest.approx(plain["rotated"], rel=1e-3)
+
+
+def test_outputs_of_zeros_have_no_relative_error() -> None:
+    model = MODELS["llama-lm"]()
+    zero = model.replace(tensors={name: torch.zeros_like(tensor) for name, tensor in model.items()})
+    with pytest.raises(CheckpointError, match="all its outputs are zero"):
+        symfuse.inspect(zero, rounding=True)
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def digest(model: Model) -> Digest:
     name = model.name
     model, frame = canonical_frame(model)
     order = canonical_order(model)
-    tied = [str(i) for i, sure in order.sure.items() if i not in order.sizes and sure < TIES]
+    tied = [str(i) for i, sure in order.sure.items() if i not in order.sizes and not sure >= TIES]  # NaN of zeros
     if tied:
         raise SymmetryError(
             f"{name}: {some(tied)}: values that orient these axes tie, so that the canonical form is not determined; "

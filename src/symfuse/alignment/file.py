@@ -59,6 +59,10 @@ def to_bytes(alignment: Alignment) -> bytes:
 def read(path: Path) -> dict[str, Any]:
     """The fields of the Alignment in a file; CheckpointError if it holds something else, or a byte of it has changed.
     Files that were written before checksums were introduced are read without one."""
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist; expected an alignment, as `symfuse align A --to B -o OUT` writes it"
+        )
     refuse_pointer(path)
     try:
         with safe_open(regular(path), framework="pt") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +82,11 @@ def rebase(
     must be equal.
 
     Raises IncompatibleError for models of other families or depths, for a fine-tune or an alignment of another base;
-    OptionError for `towards` with an adapter; SymmetryError where an adapter cannot stay one.
+    OptionError for an alpha that is not finite and for `towards` with an adapter; SymmetryError where an adapter cannot
+    stay one.
     """
+    if not math.isfinite(alpha):
+        raise OptionError(f"alpha is {alpha}; expected a finite number, such as 1")
     a, b = opened(base), opened(onto)
     options: dict[str, Any] = {"axes": axes if isinstance(axes, str) else tuple(axes), "device": device}
     options |= {} if data is None else {"batches": data.batches if isinstance(data, Task) else list(data)}
@@ -153,7 +157,7 @@ def _run(moved: Moved, related: Relation, inputs: Sequence[Checkpoint], alpha: f
         "alpha": alpha,
         "towards": towards,
         "relation": related.to_dict(),
-        "expect": related.says(*names[-2:]),
+        "expect": related.says(*names[-2:], alpha),
         "options": moved.alignment.provenance.get("options"),
         "frame": list(moved.alignment.frame),
         "notes": list(moved.notes),

@@ -183,6 +183,8 @@ def verify(
     a, b = open_model(out, before), open_model(out, after)
     inputs = None if text is None else reports.text_inputs(a, Path(text))
     named = None if names is None else api.read_value(Path(names).read_text("utf-8"), names)
+    if names is not None and not isinstance(named, dict):
+        raise OptionError(f"{names}: expected a mapping from names to names (docs/conversions.md), found {named!r}")
     result = api.verify(
         a, b, inputs=inputs, tolerance=tolerance, like=None if like is None else open_model(out, like), names=named
     )
@@ -280,7 +282,12 @@ def _say_relation(out: Output, relation: Relation) -> None:
 
 def _say_several(out: Output, relations: Relations) -> None:
     rows = [
-        [relation.source.name, relation.anchor.name, f"{relation.verdict.similarity:.3f}", str(relation.verdict)]
+        [
+            relation.source.name,
+            relation.anchor.name,
+            "-" if math.isnan(relation.verdict.similarity) else f"{relation.verdict.similarity:.3f}",
+            str(relation.verdict),
+        ]
         for relation in relations.pairs.values()
     ]
     out.table(["model", "model", "cosine of units", "verdict"], rows)

@@ -40,7 +40,8 @@ class Gap:
 
     @property
     def cosine(self) -> float:
-        return self.dot / math.sqrt(self.norm_a * self.norm_b) if self.norm_a and self.norm_b else math.nan
+        norms = math.sqrt(self.norm_a) * math.sqrt(self.norm_b)  # their product may be too small for a float
+        return self.dot / norms if norms else math.nan
 
     @property
     def relative(self) -> float:

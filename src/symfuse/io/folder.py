@@ -251,8 +251,8 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
     if "adapter_config.json" in files:
         base = read_json(files["adapter_config.json"]).get("base_model_name_or_path")
         return CheckpointError(
-            f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
-            f"base+adapter: {base or 'BASE'}+{folder}."
+            f"{folder} holds an adapter{f' of the model {base!r}' if base else ''}, not a model. As an input of a "
+            f"merge write base+adapter: {base or 'BASE'}+{folder}."
         )
     if PIPELINE in files:
         inside = {path.name: entries(path) for path in entries(folder) if path.is_dir()}

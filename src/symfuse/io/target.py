@@ -186,7 +186,7 @@ def _require_new(place: Place, overwrite: bool | None) -> None:
     if (inside := entries(place)) and not any((place / name).exists() for name in (CONFIG, UNFINISHED)):
         raise OutputError(
             f"{place} exists and is not a model folder (it has no {CONFIG}), so it is not overwritten: "
-            f"it holds {some(path.name for path in inside)}"
+            f"it holds {some(path.name for path in inside)}. Choose another output, or remove that folder first"
         )
     if others := others_than_model(place):
         raise OutputError(

@@ -39,11 +39,12 @@ class Relation:
             return "trained on"
         return "trained apart" if self.units <= TRAINED_APART else "unclear"
 
-    def says(self, base: str, onto: str) -> str:
-        """What to expect, in words."""
+    def says(self, base: str, onto: str, alpha: float = 1.0) -> str:
+        """What to expect of B + alpha g(τ), in words."""
         there = f"after alignment {base} is {self.relative:.1%} of its size from {onto}"
         units = f"the median cosine of units is {self.units:.2f}"
-        return f"{there}, {units}: {_EXPECT[self.kind].format(base=base, onto=onto)}"
+        does = "computes what the fine-tune does" if alpha == 1 else f"has {alpha:g} of what the fine-tune changed"
+        return f"{there}, {units}: {_EXPECT[self.kind].format(base=base, onto=onto, does=does)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind.replace(" ", "_"), "relative": self.relative, "units": self.units}
@@ -52,7 +53,7 @@ class Relation:
 # The mean share of a fine-tune's gain that moved, by kind, in the study of docs/rebase.md (a test compares its rows).
 SHARES: Mapping[str, float] = {"trained on": 0.96, "trained apart": 0.17}
 _EXPECT: Mapping[Kind, str] = {
-    "moved": "{onto} is {base} moved, up to rounding, and the result computes what the fine-tune does",
+    "moved": "{onto} is {base} moved, up to rounding, and the result {does}",
     "trained on": f"{{onto}} looks like {{base}} trained on; there {SHARES['trained on']:.0%} of a fine-tune's gain "
     "moved in the study of docs/rebase.md, on small models",
     "unclear": "{onto} and {base} are neither near nor far; measure the result before you use it (docs/rebase.md)",

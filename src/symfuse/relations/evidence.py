@@ -35,9 +35,10 @@ class Units:
 class Change:
     """What differs in one matrix, D = A − B with A the aligned source. layer: −1 outside of layers.
 
-    relative: |D| / |B|. rank: the least number of singular directions with 99 % of |D|², of `full`. edge: the largest
-    eigenvalue of DᵀD over that of noise of this size, where the spectrum of Marchenko and Pastur (1967) ends: about 1
-    for rounding errors. zeros: the share of entries that are nearly 0 in A and not in B (negative: in B and not in A).
+    relative: |D| / |B|, or |D| / |A| where B is zero. rank: the least number of singular directions with 99 % of |D|²,
+    of `full`. edge: the largest eigenvalue of DᵀD over that of noise of this size, where the spectrum of Marchenko and
+    Pastur (1967) ends: about 1 for rounding errors. zeros: the share of entries that are nearly 0 in A and not in B
+    (negative: in B and not in A).
     """
 
     tensor: str

@@ -48,16 +48,21 @@ def fitted(source: Model, anchor: Model) -> Fitted:
         )
     source, anchor = alike_tied(source, anchor)
     out = Fitted(source, anchor)
-    sizes = [{a: n for a, n in one.spec.sizes.items() if one.declared and anatomy(a) in ("l", "ffn")} for one in
-             (source, anchor)]  # fmt: skip
-    axes = [axis for axis in sizes[0] if axis in sizes[1] and sizes[0][axis] != sizes[1][axis]]
+    sizes = [one.spec.sizes if one.declared else {} for one in (source, anchor)]
+    differing = [axis for axis in sizes[0] if axis in sizes[1] and sizes[0][axis] != sizes[1][axis]]
+    axes = [axis for axis in differing if anatomy(axis) in ("l", "ffn")]
+    both = ", ".join(f"{axis} {sizes[0][axis]} and {sizes[1][axis]}" for axis in differing)
+    if axes and axes != differing:
+        raise IncompatibleError(
+            f"{source.name} and {anchor.name} differ in size ({both}); models of other depths, or of other numbers of "
+            "neurons, are compared if all other sizes are equal"
+        )
     try:
         for axis in (axis for axis in axes if anatomy(axis) == "l"):
             out = _same_depth(out, axis)
         for axis in (axis for axis in axes if anatomy(axis) != "l"):
             out = _same_width(out, axis)
     except SymfuseError as error:
-        both = ", ".join(f"{axis} {sizes[0][axis]} and {sizes[1][axis]}" for axis in axes)
         raise IncompatibleError(f"{source.name} and {anchor.name} differ in size ({both}): {error}") from error
     return out
 

@@ -86,7 +86,7 @@ def _quantiles(values: Tensor) -> tuple[float, float, float]:
 
 
 def _matrices(pair: Pair, instance: Instance) -> list[str]:
-    return [n for n in pair.spec.movable[instance] if n in pair.anchor and pair.anchor[n].ndim > 1]
+    return [n for n in pair.spec.movable[instance] if n in pair.anchor and pair.dims(n) > 1]
 
 
 def _rows(pair: Pair, instance: Instance, names: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -118,7 +118,8 @@ def _agreement(pair: Pair, instance: Instance, names: Sequence[str]) -> float | 
     """The least agreement of the elements that single matrices ask for: ⟨G, H⟩ / |G| |H|."""
     group = pair.spec.axes[instance.axis].group
     assert group is not None
-    elements = [_from(pair, instance, group.usual().without_scaling(), [name]) for name in names]
+    some = [name for name in names if pair.anchor[name].any() and pair.source[name].any()]  # zeros ask for nothing
+    elements = [_from(pair, instance, group.usual().without_scaling(), [name]) for name in some]
     found = [float(torch.cosine_similarity(g.flatten(), h.flatten(), dim=0)) for g, h in combinations(elements, 2)]
     return min(found, default=None)
 
@@ -157,12 +158,14 @@ def log10_bound(fixed: int, instances: int) -> float:
 
 def changes_of(pair: Pair) -> Iterator[Change]:
     for name in pair.names:
-        b = pair.anchor[name]
-        if b.ndim < 2 or not b.is_floating_point() or 1 in (len(b), b.numel() // len(b)):
+        if pair.dims(name) < 2:
             continue
-        a, b = (side[name].reshape(len(b), -1).double() for side in (pair.source, pair.anchor))
+        a, b = pair.source[name], pair.anchor[name]
+        if not b.is_floating_point() or 1 in (len(b), b.numel() // len(b)):
+            continue
+        a, b = (side.reshape(len(b), -1).double() for side in (a, b))
         layer = layer_of(pair.spec.tensors[name].index)
-        size, d = float(b.norm()), a - b
+        size, d = float(b.norm()) or float(a.norm()), a - b
         rank, edge = spectrum(d)
         zeros = [float((one.abs() < NEAR * one.square().mean().sqrt()).double().mean()) for one in (a, b)]
         relative = float(d.norm()) / size if size else 0.0
@@ -184,21 +187,21 @@ def spectrum(d: Float[Tensor, "n m"]) -> tuple[int, float]:
 
 def _vectors(pair: Pair) -> float:
     """|D| / |B| over biases and gains."""
-    names = [n for n in pair.names if pair.anchor[n].ndim < 2 and pair.anchor[n].is_floating_point()]
+    names = [n for n in pair.names if pair.dims(n) < 2 and pair.anchor[n].is_floating_point()]
     difference = sum(float((pair.source[n] - pair.anchor[n]).double().square().sum()) for n in names)
     size = sum(float(pair.anchor[n].double().square().sum()) for n in names)
-    return math.sqrt(difference / size) if size else 0.0
+    return math.sqrt(difference / size) if size else float(difference > 0)
 
 
 def _equal(pair: Pair) -> float:
-    """The share of numbers that are equal in place, zeros and ones not counted, if there are others."""
-    same, count, all_same = 0, 0, True
+    """The share of numbers that are equal in place; where both are zero or one is not counted, if there are others."""
+    same, count = 0, 0
     for name in pair.names:
         a, b = pair.source[name], pair.anchor[name]
-        equal, kept = a == b, (b != 0) & (b != 1)
+        equal = a == b
+        kept = ~equal | ((b != 0) & (b != 1))
         same, count = same + int((equal & kept).sum()), count + int(kept.sum())
-        all_same = all_same and bool(equal.all())
-    return same / count if count else float(all_same)
+    return same / count if count else 1.0
 
 
 def _grid(model: Model) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -33,8 +33,8 @@ EXACT = 1e-4  # of the norm: what is nearer than that after moving, is the same 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models of one shape in one frame, with all tensors that both have in memory, the source's moved. names: of
-    these tensors. elements: what moved them."""
+    """Two models of one shape in one frame, with all tensors that both have, the source's moved. names: of these
+    tensors. elements: what moved them. In place they are read when they are asked for, else they are in memory."""
 
     spec: Spec
     names: tuple[str, ...]
@@ -42,10 +42,35 @@ class Pair:
     anchor: Mapping[str, Tensor]
     elements: Mapping[Instance, Element] = field(default_factory=dict)
 
+    def dims(self, name: str) -> int:
+        """Of a tensor, without reading it."""
+        return len(self.spec.tensors[name].layout.dims)
+
+
+@dataclass(frozen=True, eq=False)
+class OnDemand(Mapping[str, Tensor]):
+    """The tensors of these names, each read again whenever it is asked for."""
+
+    model: Model
+    names: Mapping[str, None]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.model.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
 
 def in_place(source: Model, anchor: Model) -> Pair:
     """Both as they are."""
-    return _pair(source, anchor)
+    names = tuple(name for name in source.spec.tensors if source.spec.shares(name, anchor.spec))
+    return Pair(source.spec, names, *(OnDemand(model, dict.fromkeys(names)) for model in (source, anchor)))
 
 
 def frame_of(models: Sequence[Model]) -> tuple[str, ...]:
@@ -97,9 +122,8 @@ def _by(model: Model, alignment: Alignment) -> Model:
 
 
 def _pair(source: Model, anchor: Model) -> Pair:
-    names = tuple(name for name in source.spec.tensors if source.spec.shares(name, anchor.spec))
-    ours, theirs = ({name: model.read(name) for name in names} for model in (source, anchor))
-    return Pair(source.spec, names, ours, theirs)
+    pair = in_place(source, anchor)
+    return replace(pair, source=dict(pair.source), anchor=dict(pair.anchor))
 
 
 def _order(source: Model, anchor: Model, *, quick: bool) -> dict[Instance, Element]:

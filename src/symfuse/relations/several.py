@@ -19,6 +19,7 @@ from symfuse.relations.moving import in_place, matched
 from symfuse.relations.relation import Relation
 from symfuse.relations.verdict import CUT, SAME_FUNCTION, SAME_WEIGHTS, WIDTH
 
+LEAST = 0.01  # of a weight: a part with less is none
 MERGED = 0.2  # of the distance to the nearest part, that a weighted mean of parts may leave; its weights are positive
 
 
@@ -85,7 +86,8 @@ class Relations:
 
     @cached_property
     def merges(self) -> list[Merge]:
-        """The models that are weighted means of others (`MERGED`), of those that none is a duplicate of."""
+        """The models that are weighted means of others (`MERGED`), of those that none is a duplicate of. Of parts that
+        are duplicates the first is named."""
         return [merge for number in range(len(self.models)) if (merge := self._merge(number)) is not None]
 
     def _merge(self, number: int) -> Merge | None:
@@ -94,15 +96,18 @@ class Relations:
             verdict = self.pairs[min(number, other), max(number, other)].verdict
             if verdict.kind in (SAME_WEIGHTS, SAME_FUNCTION):
                 return None
-            if verdict.related and verdict.kind not in (CUT, WIDTH):
+            if verdict.related and verdict.kind not in (CUT, WIDTH) and not self._again(other, parts):
                 parts.append(other)
                 moved |= bool(verdict.moved)
         if len(parts) < 2:
             return None
-        weights, left = mixture(self.models[number], [self.models[part] for part in parts], moved=moved)
-        names = tuple(self.names[part] for part in parts)
-        merged = left <= MERGED and min(weights) > 0  # of a mean each part is a combination of the others too
-        return Merge(self.names[number], names, weights, left) if merged else None
+        found, weights, left = mixture(self.models[number], [self.models[part] for part in parts], moved=moved)
+        names = tuple(self.names[parts[at]] for at in found)
+        return Merge(self.names[number], names, weights, left) if len(found) > 1 and left <= MERGED else None
+
+    def _again(self, number: int, parts: Sequence[int]) -> bool:
+        """Whether a model is a duplicate of one of these, which come before it."""
+        return any(self.pairs[part, number].kind in (SAME_WEIGHTS, SAME_FUNCTION) for part in parts)
 
     __repr__, _repr_html_ = shown(
         lambda self: {
@@ -122,9 +127,10 @@ class Relations:
         }  # fmt: skip
 
 
-def mixture(model: Model, parts: Sequence[Model], *, moved: bool) -> tuple[tuple[float, ...], float]:
+def mixture(model: Model, parts: Sequence[Model], *, moved: bool) -> tuple[tuple[int, ...], tuple[float, ...], float]:
     """The weights of least squares of a model by others over all matrices, and what they leave, over the distance to
-    the nearest of them. moved: after each is moved onto the model, in its frame."""
+    the nearest of them. Parts with a weight below `LEAST` are left out, the least one first; the numbers of the others
+    come before their weights, which are positive. moved: after each is moved onto the model, in its frame."""
     sides = [(matched if moved else in_place)(*alike_tied(part, model)) for part in parts]
     names = [n for n in sides[0].names if sides[0].anchor[n].ndim > 1 and all(n in side.names for side in sides)]
     gram = torch.zeros(len(parts), len(parts), dtype=torch.float64)
@@ -133,10 +139,17 @@ def mixture(model: Model, parts: Sequence[Model], *, moved: bool) -> tuple[tuple
         rows = torch.stack([_flat(side.source[name]) for side in sides])
         target = _flat(sides[0].anchor[name])
         gram, cross, size = gram + rows @ rows.T, cross + rows @ target, size + float(target @ target)
-    weights = torch.linalg.lstsq(gram, cross[:, None], driver="gelsd").solution[:, 0]
-    left = max(0.0, size - float(2 * weights @ cross - weights @ gram @ weights))
+    kept, weights = [*range(len(parts))], _solution(gram, cross)
+    while len(kept) > 1 and weights.min() < LEAST:
+        del kept[int(weights.argmin())]  # of a mean each part is a combination of the others too, with one below 0
+        weights = _solution(gram[kept][:, kept], cross[kept])
+    left = max(0.0, size - float(2 * weights @ cross[kept] - weights @ gram[kept][:, kept] @ weights))
     nearest = float((size - 2 * cross + gram.diagonal()).min().clamp_min(1e-300))
-    return tuple(weights.tolist()), math.sqrt(left / nearest)
+    return tuple(kept), tuple(weights.tolist()), math.sqrt(left / nearest)
+
+
+def _solution(gram: Tensor, cross: Tensor) -> Tensor:
+    return torch.linalg.lstsq(gram, cross[:, None], driver="gelsd").solution[:, 0]
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def _elsewhere(before: Checkpoint, after: Checkpoint, name: str, beyond: Sequenc
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    eps = max(torch.finfo(t.dtype).eps for t in (one, other))
+    eps = max((torch.finfo(t.dtype).eps for t in (one, other) if t.is_floating_point()), default=0.0)
     return torch.allclose(one.double(), other.double(), rtol=eps, atol=eps * float(one.abs().max()))
 
 

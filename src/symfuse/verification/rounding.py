@@ -3,6 +3,7 @@ computes the same before it is rounded, so that only the basis differs in which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.alignment.rewrites import rewrite
-from symfuse.errors import OptionError, SymmetryError
+from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.model import Model
 from symfuse.modules import live
@@ -68,10 +69,15 @@ def rounding_of(
     """The errors of every form that the model allows, and notes of those that it does not.
 
     Rounded are the weights of linear maps between spaces, without heads and embeddings. outputs: what the model
-    computes; by default the real class in float32, on random inputs.
+    computes; by default the real class in float32, on random inputs. CheckpointError if that is zero or not finite.
     """
     outputs = outputs or _on_random_inputs(model.checkpoint)
     exact = outputs(model.checkpoint)
+    if not 0 < _squared(exact) < math.inf:
+        raise CheckpointError(
+            f"{model.name}: on random inputs all its outputs are zero, or some are not finite, so that no error "
+            "relative to them is defined; look at its weights (symfuse check)"
+        )
     rows: list[Rounding] = []
     notes = []
     for form, words in forms.items():
@@ -87,7 +93,9 @@ def rounding_of(
                 low = {name: _in_rows(new.spec, name, w, count, group) for name, w in values.items()}
                 lost = sum(float((low[name] - w).square().sum()) for name, w in values.items())
                 found = outputs(_with(new, low))
-                rows.append(Rounding(form, count, group, (lost / size) ** 0.5, _distance(exact, found)))
+                rows.append(
+                    Rounding(form, count, group, (lost / size) ** 0.5 if size else 0.0, _distance(exact, found))
+                )
     return rows, notes
 
 
@@ -122,7 +130,11 @@ def _on_random_inputs(checkpoint: Checkpoint) -> Callable[[Checkpoint], Outputs]
 def _distance(exact: Outputs, found: Outputs) -> float:
     """The norm of the difference of all outputs, relative to that of the exact ones."""
     gaps = sum(float((found[name].double() - value.double()).square().sum()) for name, value in exact.items())
-    return float((gaps / sum(float(value.double().square().sum()) for value in exact.values())) ** 0.5)
+    return float((gaps / _squared(exact)) ** 0.5)
+
+
+def _squared(outputs: Outputs) -> float:
+    return sum(float(value.double().square().sum()) for value in outputs.values())
 
 
 def _no_file(name: str) -> Tensor:
