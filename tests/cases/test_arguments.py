@@ -125,7 +125,7 @@ def test_d37_names_with_a_nul_and_texts_for_paths(
     for save in (a.save, alignment.save):
         with pytest.raises(OutputError, match=r"cannot be written: .*null"):
             save("x\0")
-    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+    with pytest.raises(CheckpointError, match="does not exist; expected an alignment"):
         Alignment.load("x\0")
     with pytest.raises(OptionError, match=r"^save: threads is 'x'; expected a whole number or None"):
         a.save("q", threads="x")  # type: ignore[arg-type]
