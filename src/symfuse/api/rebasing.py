@@ -157,7 +157,7 @@ def _run(moved: Moved, related: Relation, inputs: Sequence[Checkpoint], alpha: f
         "alpha": alpha,
         "towards": towards,
         "relation": related.to_dict(),
-        "expect": related.says(*names[-2:], alpha),
+        "expect": related.says(names[-2], names[-1], alpha),
         "options": moved.alignment.provenance.get("options"),
         "frame": list(moved.alignment.frame),
         "notes": list(moved.notes),

@@ -70,7 +70,8 @@ class OnDemand(Mapping[str, Tensor]):
 def in_place(source: Model, anchor: Model) -> Pair:
     """Both as they are."""
     names = tuple(name for name in source.spec.tensors if source.spec.shares(name, anchor.spec))
-    return Pair(source.spec, names, *(OnDemand(model, dict.fromkeys(names)) for model in (source, anchor)))
+    ours, theirs = (OnDemand(model, dict.fromkeys(names)) for model in (source, anchor))
+    return Pair(source.spec, names, ours, theirs)
 
 
 def frame_of(models: Sequence[Model]) -> tuple[str, ...]:

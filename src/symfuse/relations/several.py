@@ -91,7 +91,7 @@ class Relations:
         return [merge for number in range(len(self.models)) if (merge := self._merge(number)) is not None]
 
     def _merge(self, number: int) -> Merge | None:
-        parts, moved = [], False
+        parts, moved = list[int](), False
         for other in (n for n in range(len(self.models)) if n != number):
             verdict = self.pairs[min(number, other), max(number, other)].verdict
             if verdict.kind in (SAME_WEIGHTS, SAME_FUNCTION):
@@ -149,7 +149,8 @@ def mixture(model: Model, parts: Sequence[Model], *, moved: bool) -> tuple[tuple
 
 
 def _solution(gram: Tensor, cross: Tensor) -> Tensor:
-    return torch.linalg.lstsq(gram, cross[:, None], driver="gelsd").solution[:, 0]
+    solution: Tensor = torch.linalg.lstsq(gram, cross[:, None], driver="gelsd").solution[:, 0]
+    return solution
 
 
 def _flat(tensor: Tensor) -> Tensor:
